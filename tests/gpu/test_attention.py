@@ -65,7 +65,7 @@ def text_of(name, sizes=(8, 1000, 1000)):
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in FORMS])
-def test_what_a_form_takes(name):
+def test_attention_templates_stay_within_registers_and_gpu_limits(name):
     kernel = parse_kernel(text_of(name))
     image, (threads, launch) = compile_kernel(kernel, TARGET), template_launch(kernel)
     assert image.data[:4] == b"\x7fELF"
@@ -91,7 +91,7 @@ SIZES = [(4, 1, 1), (2, 7, 130), (6, 129, 64), (4, 300, 300), (2, 1000, 1031), (
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_form_is_launched_of_any_sizes(name):
+def test_launches_of_any_sizes_fit_gpu_limits(name):
     """Of two heads that share keys too, whose number is always 0."""
     for sizes in SIZES:
         threads, launch = template_launch(parse_kernel(text_of(name, sizes)))
@@ -108,7 +108,7 @@ class TestAttentionOfTensorCores:
     pytestmark = gpu
 
     @pytest.mark.parametrize("name", SIMULATED)
-    def test_instructions_mean_what_is_said_of_them(self, name):
+    def test_hardware_agrees_with_the_simulated_attention(self, name):
         """The template run as Python, which tests/gpu/test_simulated_attention.py holds to be right, agrees."""
         tiling, sizes, dtype, orders, causal = SIMULATED[name]
         text = attention_text(tiling, sizes, dtype, "f32", orders, causal)

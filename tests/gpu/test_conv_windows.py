@@ -141,7 +141,7 @@ def test_a_box_of_pixels_goes_on_in_the_next_line_and_image():
 
 
 @pytest.mark.cudasim
-def test_gpus_of_warps_gather_and_read_zeros_around():
+def test_warp_templates_gather_patches_and_pad_with_zeros():
     x, w = np.zeros((1, 9, 9, 16), ml_dtypes.bfloat16), np.zeros((3, 3, 16, 32), ml_dtypes.bfloat16)
     (kernel,) = kernels_of(aotc.compile(jax.jit(conv((1, 1), "SAME", (1, 1))), x, w, target="cuda:compute_80"))
     assert kernel.tiling.template == Mma()
@@ -169,7 +169,7 @@ def added(x, w):
 
 
 @pytest.mark.cudasim
-def test_what_is_convolved_may_be_read_again():
+def test_the_image_may_also_be_an_epilogue_operand():
     shapes = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1, 9, 9, 64), (3, 3, 64, 64))]
     (kernel,) = kernels_of(aotc.compile(jax.jit(added), *shapes, target="cuda:sm_90a"))
     assert kernel.tiling.window is not None
@@ -194,7 +194,7 @@ def patches_apart(x, w):
 
 @pytest.mark.cudasim
 @pytest.mark.parametrize("target", TARGETS)
-def test_patches_that_share_nothing_are_rows(target):
+def test_disjoint_patches_become_matmul_rows(target):
     x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8, 128, 128, 3), (16, 16, 3, 32)))
     kernels = kernels_of(aotc.compile(jax.jit(patches_apart), x, w, target=target))
     (kernel,) = (k for k in kernels if k.tiling)
@@ -213,7 +213,7 @@ class TestConvolutionsOnAGpu:
         found = np.asarray(jax.tree.leaves(module.invoke("main", x, w))[0]).astype("f8")
         np.testing.assert_array_equal(found, wanted(depthwise, (x, w)))
 
-    def test_what_is_convolved_may_be_read_again(self):
+    def test_the_image_may_also_be_an_epilogue_operand(self):
         random = np.random.default_rng(0)
         x, w = (random.integers(-2, 3, s).astype(KINDS["f16"]) for s in ((3, 9, 9, 64), (3, 3, 64, 64)))
         module = aotc.load(aotc.compile(jax.jit(added), x, w, target="cuda:sm_90a"), devices="cuda")

@@ -44,7 +44,7 @@ def body_of(text):
     return [re.sub(r'%"[.\d]+"', "%", line.strip()) for line in lines]
 
 
-def test_pointers_say_what_they_point_to():
+def test_opaque_pointers_become_typed():
     module, f, b = function(VOID, PTR, I64)
     place = b.gep(f.args[0], [f.args[1]], inbounds=True, source_etype=F32)
     b.store(b.fneg(b.load(place, typ=F32)), f.args[0])
@@ -62,7 +62,7 @@ def test_pointers_say_what_they_point_to():
     ]
 
 
-def test_what_an_array_of_a_thread_or_a_block_is():
+def test_arrays_of_a_thread_and_a_block_become_typed():
     module, _, b = function(VOID)
     shape = ir.ArrayType(F32, 4)
     own = b.alloca(shape)
@@ -133,7 +133,7 @@ def lto_ptx(ltoir):
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_only_what_may_be_fused_is(exact):
+def test_only_products_of_the_program_are_contracted(exact):
     """A product and a sum of the program may become one operation; those of a formula, which says when, may not."""
     a, b = Buffer("a", "f32", (8,)), Buffer("o", "f32", (8,))
     i = (sym("i", 0, 8),)
@@ -149,7 +149,7 @@ def test_only_what_may_be_fused_is(exact):
         assert ("fma.rn.f32" in text) is not exact
 
 
-def test_what_the_linker_says():
+def test_resources_are_read_from_the_linker_log():
     log = "info : Used 24 registers, used 1 barriers, 1040 bytes smem\n 16 bytes stack frame, 8 bytes spill stores"
     assert resources_in_linker_log(log) == {"registers": 24, "shared": 1040, "stack": 16, "spills": 8}
     assert resources_in_linker_log("") == {"registers": 0, "shared": 0, "stack": 0, "spills": 0}

@@ -53,7 +53,7 @@ def test_neighbours_are_vectors(name):
     assert found == expected if expected else "div.s64" not in found and "div.u64" not in found
 
 
-def test_what_a_lane_computes_is_no_neighbour():
+def test_loads_at_computed_indices_are_not_vectorised():
     """The index that each lane loads has one name, and other values."""
     body = "n = let(i[4*p + u], lo=0, extent=4096)\n            o[4*p + u] = a[n]"
     found = instructions(loop("f32", body))

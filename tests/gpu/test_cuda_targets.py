@@ -54,7 +54,7 @@ def test_cubins_hold_their_kernels(architecture):
 @sim
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", pytest.param("sm_120", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", REGISTERS)
-def test_what_kernels_take(name, architecture):
+def test_kernels_stay_within_their_registers_and_shared_memory(name, architecture):
     function, args, _ = CASES[name]
     _, variant = variant_of(aotc.compile(jax.jit(function), *args, target=f"cuda:{architecture}"))
     for kernel in variant["kernels"]:
@@ -115,7 +115,7 @@ def test_one_target_of_capability_9_0(name):
 
 
 @pytest.mark.ir
-def test_which_variant_is_best():
+def test_variants_are_ranked_by_architecture():
     names = ["compute_80", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_100"]
     assert sorted(names, key=lambda n: cuda.rank(variant(n))) == names
 
@@ -132,7 +132,7 @@ def test_the_best_variant_runs(monkeypatch):
 
 @sim
 @pytest.mark.parametrize("missing", ["numba-cuda", "cuda.bindings.nvvm", "cuda.bindings.nvjitlink"])
-def test_packages_that_are_missing(missing, monkeypatch):
+def test_missing_packages_are_named(missing, monkeypatch):
     real = metadata.version
 
     def version(name):
@@ -184,7 +184,7 @@ def test_which_drivers_compile_a_text():
 
 
 @pytest.mark.ir
-def test_an_architecture_that_nobody_knows():
+def test_an_unknown_architecture_is_an_error():
     with pytest.raises(BundleError, match="no GPU that this aotc knows"):
         cuda.rank(variant("sm_90x"))
 
@@ -196,7 +196,7 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize("target", ["cuda:compute_80", "cuda:sm_90a"])
     @pytest.mark.parametrize("name", CASES)
-    def test_meaning(self, name, target):
+    def test_results_agree_with_jax(self, name, target):
         function, args, tolerance = CASES[name]
         module = aotc.load(aotc.compile(jax.jit(function), *args, target=target), devices="cuda")
         with jax.default_device(jax.devices("cpu")[0]):

@@ -84,7 +84,7 @@ def orders_of(name):
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in FEW else pytest.mark.slow) for n in FORMS])
-def test_what_a_form_takes(name):
+def test_templates_stay_within_registers_and_gpu_limits(name):
     """Of sizes that are whole pieces of 16 bytes, and of unknown ones where a template takes those."""
     kernel = parse_kernel(text_of(name, (1000, 3008 if orders_of(name) is TURNED else 3000, 512)))
     tiles, image = gemm_tiles(kernel), compile_kernel(kernel, TARGET)
@@ -132,7 +132,7 @@ class TestOnTensorCores:
     pytestmark = gpu
 
     @pytest.mark.parametrize("name", SIMULATED)
-    def test_instructions_mean_what_is_said_of_them(self, name):
+    def test_hardware_agrees_with_the_simulated_template(self, name):
         """The template run as Python, which tests/gpu/test_simulated_gemm.py holds to be right, has the same bits."""
         tiling, dtype, orders = SIMULATED[name]
         text = product_text(tiling, dtype, SUMS.get(dtype, "f32"), (72, 136, 208), **orders)

@@ -166,7 +166,7 @@ def raced(data, arrays, monkeypatch):
 
 @pytest.mark.usefixtures("as_graphs")
 @pytest.mark.parametrize("name", ["counted 7", "nested", "branches", "until"])
-def test_the_host_turns_loops_of_older_drivers(name, monkeypatch):
+def test_the_host_runs_loops_with_older_drivers(name, monkeypatch):
     data = compiled(name)
     function, arrays = CASES[name]
     install(monkeypatch, data)
@@ -181,7 +181,7 @@ def test_the_host_turns_loops_of_older_drivers(name, monkeypatch):
 
 @pytest.mark.parametrize("iterations", [0, 1, 2, 3, 7])
 @pytest.mark.parametrize("name", ["counted 7", "swapped"])
-def test_kernels_do_some_turns_at_a_time(name, iterations, monkeypatch, set_costs):
+def test_loop_kernels_run_some_iterations_per_launch(name, iterations, monkeypatch, set_costs):
     """So that somebody can end them; a loop whose turns are few and known is one launch."""
     set_costs(LOOP_TURNS=2)
     function, arrays = CASES[name]
@@ -244,7 +244,7 @@ def test_an_endless_loop_ends(monkeypatch, set_costs):
             module.submit("main", X, W, deadline=0.2).result(60)
 
 
-def test_what_decides_is_code_for_all_gpus():
+def test_decision_kernels_link_for_old_and_new_gpus():
     """NVIDIA's linker takes it for the oldest and the newest; the function that it calls is the driver's."""
     from cuda.bindings import nvjitlink
 

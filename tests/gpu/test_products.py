@@ -172,7 +172,7 @@ def test_products_on_a_simulated_gpu(name, target, monkeypatch):
 
 
 @sim
-def test_nothing_is_turned_or_widened_apart():
+def test_transposes_and_conversions_are_fused_into_matmuls():
     """Heads are read where they lie, and results stored where they are wanted."""
     function, arguments, _, _ = CASES["heads"]
     assert len(kernels_of(aotc.compile(jax.jit(function), *arguments, target="cuda:sm_90a"))) == 2
@@ -222,7 +222,7 @@ def sized(text, rows, *arrays):
 
 @sim
 @pytest.mark.parametrize("target", TARGETS)
-def test_rows_that_only_a_call_knows(target, monkeypatch):
+def test_symbolic_row_counts(target, monkeypatch):
     w, b = short(64, 64, seed=1), short(64, seed=2)
     data = aotc.compile(sized(dense, "n", short(1, 64), w, b), target=target)
     assert [k.tiling is not None for k in kernels_of(data)] == [True]
@@ -283,7 +283,7 @@ class TestProductsOnAGpu:
             agree(jax.tree.leaves(module.invoke("main", *arguments)), want, bound)
 
     @pytest.mark.parametrize("target", TARGETS)
-    def test_rows_that_only_a_call_knows(self, target):
+    def test_symbolic_row_counts(self, target):
         w, b = short(64, 64, seed=1), short(64, seed=2)
         module = aotc.load(aotc.compile(sized(dense, "n", short(1, 64), w, b), target=target), devices="cuda")
         for rows in (1, 33, 300, 7):

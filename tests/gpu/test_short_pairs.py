@@ -24,7 +24,7 @@ EDGES = np.array(
 ).view(BF16)  # fmt: skip
 
 
-def test_halves_are_what_was_joined():
+def test_bf16_pairs_unpack_to_the_packed_values():
     """Compiled for this machine's CPU, for it has no instruction of a GPU."""
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(I32, [F32, F32, F32.as_pointer()]), "both")
@@ -50,7 +50,7 @@ class TestBitsOfPairs:
 
     pytestmark = gpu
 
-    def test_bits(self):
+    def test_bits_of_bf16_arithmetic_agree_with_numpy(self):
         """Sums, differences, products and roundings to bf16 of edges, beside NumPy's, which are rounded from f32."""
         import jax
         import jax.numpy as jnp

@@ -155,7 +155,7 @@ def test_blocks_of_a_cluster_wait_for_each_other(monkeypatch, slow):
     test_attention("few, by clusters")
 
 
-def test_what_memory_a_block_needs_is_known_to_lowering():
+def test_lowering_computes_the_shared_memory_of_attention():
     for tiling, sizes, dtype, orders, causal in FORMS.values():
         kernel = parse_kernel(attention_text(tiling, sizes, dtype, "f32", orders, causal))
         assert attention_tiles(kernel).shared == attention_shared_bytes_of_kernel(kernel)
@@ -178,7 +178,7 @@ def test_a_thread_that_fails_wakes_those_that_wait(group):
     assert time.monotonic() - started < 5
 
 
-def test_who_meets_waits_for_who_arrives():
+def test_waiting_counts_as_an_arrival():
     barrier = PhaseBarrier(2)
     barrier.count_arrivals(1, 0)
     barrier.wait_for_all()

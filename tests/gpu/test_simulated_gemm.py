@@ -114,7 +114,7 @@ def test_a_kernel_means_what_its_template_computes(name):
     np.testing.assert_array_equal(arrays[-1], wanted(arrays, orders))
 
 
-def test_what_memory_a_block_needs_is_known_to_lowering():
+def test_lowering_computes_the_shared_memory_of_gemm():
     for tiling, dtype, orders in FORMS.values():
         kernel = parse_kernel(product_text(tiling, dtype, SUMS.get(dtype, "f32"), (64, 64, 64), **orders))
         assert gemm_tiles(kernel).shared == kernel.tiling.shared
@@ -131,7 +131,7 @@ def test_a_barrier_counts_threads_and_bytes():
     assert barrier._phase == 1
 
 
-def test_who_waits_for_nobody_is_told(monkeypatch):
+def test_a_barrier_without_arrivals_times_out(monkeypatch):
     monkeypatch.setattr(block, "PATIENCE_SECONDS", 0.01)
     with pytest.raises(TimeoutError, match="waits forever for phase 0"):
         PhaseBarrier(1).wait(0)

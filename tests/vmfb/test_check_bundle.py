@@ -52,7 +52,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_found_without_loading(bundle, name, monkeypatch):
+def test_faults_are_found_without_loading(bundle, name, monkeypatch):
     change, message = WRONG[name]
     data = rewritten(bundle, change)
     with pytest.raises(BundleError, match=message):

@@ -56,7 +56,7 @@ NODES = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NODES, max_size=3))
-def test_what_is_written_reads_back(nodes):
+def test_encoded_commands_decode_to_the_same(nodes):
     words = encode_commands(nodes)
     read = decode_commands(words)
     assert read == nodes

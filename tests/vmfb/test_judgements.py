@@ -50,13 +50,13 @@ def failure(call, *arguments):
     return str(caught.value)
 
 
-def test_what_holds(module):
+def test_assertions_that_hold_are_silent(module):
     assert module._functions["count"]._planned
     for limit in (0x101, 0x3FF, 0x1FF):
         assert module.count(np.int64(limit)) == limit == interpreted(module, limit)[0]
 
 
-def test_what_is_submitted_after_a_check_that_fails_does_not_run():
+def test_submissions_after_a_failed_check_do_not_run():
     """The check of an argument comes first: the buffer of the result is as it was."""
     text = f"""const r0, 64 \n arena r0 \n result res0, [] \n const r1, 0
         {BYTE} assert_true r3, "no first byte", []

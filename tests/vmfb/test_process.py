@@ -211,7 +211,7 @@ def test_two_modules_of_one_library_share_it_until_both_are_gone():
         gc.enable()
 
 
-def test_what_unloads_a_library_needs_no_module(path):
+def test_finalizers_use_no_module_globals(path):
     """It may run when the interpreter ends, after modules have lost their names: that was printed as an exception."""
     assert set(Release.__del__.__code__.co_names) == {"_function", "_arguments"}
     ended = run("import sys, aotc; held = aotc.load(sys.argv[1], threads=1)", path)

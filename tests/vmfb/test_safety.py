@@ -199,7 +199,7 @@ def test_memory_that_nobody_has(monkeypatch):
         call(manifest, segments, name)
 
 
-def test_what_an_interpreted_program_submits_is_checked_once():
+def test_submissions_of_interpreted_programs_are_checked_once():
     module = load(tiny.bundle(), threads=1)
     for n in (3, 3, 5):
         assert len(module.invoke("upto", np.int64(n))[0]) == n
@@ -210,12 +210,12 @@ def test_what_an_interpreted_program_submits_is_checked_once():
     ("size", "dims", "value"),
     [(7, [], 7), ([1], [2, 5], 5), (["*", 4, [0], ["+", [1], 1]], [2, 5], 48), (["max", ["//", [0], 2], 3], [20], 10)],
 )
-def test_sizes(size, dims, value):
+def test_size_expressions_are_evaluated(size, dims, value):
     assert evaluate_size(size, dims) == value
 
 
 @pytest.mark.parametrize("size", [[], ["^", 1, 2], [9], ["//", 1, 0], ["*", "a", 2], [[[]]]])
-def test_what_is_no_size(size):
+def test_sizes_without_a_value_are_refused(size):
     with pytest.raises(Invalid, match="has no value"):
         evaluate_size(size, [1])
 

@@ -37,7 +37,7 @@ def changed(value, path, other):
     return found
 
 
-def test_of_a_manifest_changed_anywhere():
+def test_acceptor_agrees_with_problems_of_changed_manifests():
     manifest = open_bundle(write_bundle(None, *tiny.parts())).manifest
     assert manifest_problem(manifest) == ""
     refused = 0
@@ -57,7 +57,7 @@ SCHEMAS = [
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: str(schema).replace(str(ANY), "ANY"))
-def test_of_small_schemas(schema):
+def test_acceptor_agrees_with_problems_of_small_schemas(schema):
     accepts = schema_acceptor(schema)
     for one in OTHERS:
         for value in (one, [one], [one, 1], {"name": one}, {"name": "x", "sizes": [], "at": one}, {"n": [one]}):

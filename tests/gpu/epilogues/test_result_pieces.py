@@ -55,7 +55,7 @@ def kernel_of(way, m, n):
         ("a test", 6, 8, 4, False, (("f32", 4),)),
     ],
 )
-def test_pieces(way, m, n, width, down, held):
+def test_width_and_distance_of_result_pieces(way, m, n, width, down, held):
     """What is read one way while it is stored the other, or on a test, is not loaded ahead."""
     kernel = kernel_of(way, m, n)
     found = result_pieces(read_product(kernel), [b.name for b in (*kernel.inputs, *kernel.outputs)])
@@ -91,7 +91,7 @@ def zero_of(kernel):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_pieces_mean_what_the_epilogue_does(way):
+def test_pieces_compute_the_epilogue(way):
     kernel = kernel_of(way, 8, 16)
     random = np.random.default_rng(0)
     given = [random.integers(-3, 4, b.shape).astype(STORED[b.dtype]) for b in kernel.inputs]

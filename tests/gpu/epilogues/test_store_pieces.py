@@ -151,7 +151,7 @@ def test_each_sum_is_stored_once(monkeypatch, width, down, held, total, rows, co
 
 
 @pytest.mark.parametrize(("down", "size"), [(False, 2), (False, 4), (True, 2), (True, 4)])
-def test_l2_is_asked_for_every_line(monkeypatch, down, size):
+def test_every_line_is_prefetched_into_l2(monkeypatch, down, size):
     """Of 16 rows and 128 columns, of which 90 columns are in the result."""
     monkeypatch.setattr(store_pieces, "emit_inline_assembly", instruction)
     tiles, asked = SimpleNamespace(pieces=ResultPieces(4, down, (("f32", 4),), ((0, size),)), transposed=False), []

@@ -35,21 +35,21 @@ def installed(tmp_path, monkeypatch):
     return put
 
 
-def test_of_a_checkout(tmp_path, monkeypatch):
+def test_install_command_of_a_checkout(tmp_path, monkeypatch):
     monkeypatch.chdir(CHECKOUT)
     assert install.install_command("compile") == "pip install '.[compile]'"
     monkeypatch.chdir(tmp_path)
     assert install.install_command("compile") == f"pip install '{CHECKOUT}[compile]'"
 
 
-def test_without_a_known_place_the_packages_are_named(installed):
+def test_install_command_names_packages_if_the_source_is_unknown(installed):
     installed(None)
     assert install.install_command("sign") == "pip install 'cryptography>=42'"
     assert install.install_command("cuda-compile") == "pip install 'jax>=0.6' 'numba-cuda>=0.30.4,<0.31'"
     assert install.install_command() == "pip install 'numpy>=1.26'"
 
 
-def test_of_a_wheel_and_of_an_address(installed, tmp_path):
+def test_install_command_of_a_wheel_and_of_a_url(installed, tmp_path):
     wheel = tmp_path / "aotc-0.1.0-py3-none-any.whl"
     wheel.write_bytes(b"")
     installed({"url": wheel.as_uri(), "archive_info": {}})
@@ -59,7 +59,7 @@ def test_of_a_wheel_and_of_an_address(installed, tmp_path):
     assert install.install_command() == "pip install git+https://example.org/aotc.git"
 
 
-def test_of_a_folder_that_pip_installed(installed, tmp_path):
+def test_install_command_of_a_folder(installed, tmp_path):
     folder = tmp_path / "it's mine"
     folder.mkdir()
     (folder / "pyproject.toml").write_text("")
@@ -69,12 +69,12 @@ def test_of_a_folder_that_pip_installed(installed, tmp_path):
 
 
 @pytest.mark.parametrize("url", ["file:///gone/away", ""])
-def test_of_a_place_that_is_gone(installed, url):
+def test_install_command_of_a_source_that_is_gone(installed, url):
     installed({"url": url})
     assert install.install_command("sign") == "pip install 'cryptography>=42'"
 
 
-def test_without_any_record(installed, monkeypatch):
+def test_install_command_without_package_metadata(installed, monkeypatch):
     def none(name):
         raise metadata.PackageNotFoundError(name)
 

@@ -31,7 +31,7 @@ def started(work, *args):
     return thread
 
 
-def test_what_is_larger_than_the_limit_is_refused_with_both_sizes():
+def test_an_arena_above_the_limit_is_refused_with_both_sizes():
     pool = LimitedPool(1000)
     with pytest.raises(CallError, match=r"needs 1,001 bytes[^$]*memory_limit, 1,000 bytes"):
         pool.take_arena(1001)
@@ -166,7 +166,7 @@ def test_a_forked_child_waits_for_nobody():
     pool.return_arena(held)
 
 
-def test_what_there_is_counts_until_it_is_gone():
+def test_idle_arenas_are_freed_for_larger_ones_and_by_trim():
     pool = ArenaPool()
     pool.return_arena(pool.take_arena(100))
     large = pool.take_arena(1000)  # the small one goes first

@@ -60,13 +60,13 @@ def test_stubs_lead_to_the_shared_code(machine, tmp_path):
     assert assembled(text, machine, tmp_path) == stub(about, 32) + stub(about, 16)
 
 
-def test_a_machine_without_code_is_told_so(monkeypatch):
+def test_an_unsupported_machine_is_an_error(monkeypatch):
     monkeypatch.setattr(thunks.platform, "machine", lambda: "riscv64")
     with pytest.raises(CallError, match="cannot be timed on linux riscv64"):
         thunks.Thunks([], "here")
 
 
-def test_a_system_that_refuses_code_is_told_so(monkeypatch):
+def test_a_system_without_executable_memory_is_an_error(monkeypatch):
     def refused(*_):
         raise OSError(13, "Permission denied")
 

@@ -63,7 +63,7 @@ def test_sizes_of_a_call():
         touched_bytes(TEXT, ())
 
 
-def test_what_the_data_say_and_what_is_handed_on_count_whole():
+def test_data_dependent_accesses_and_passed_arrays_count_whole():
     head = 'def k(a0: "f32[8, 8]", a1: "f32[8]", /, o0: "f32[8]", *, grid: "1"):\n'
     assert touched_bytes(head + "    while a1[0]:\n        o0[0] = a0[0, 0]\n", ()) == (256, 32, 32)
     iterations = "    n1 = let(a1[0])\n    for i in range(0, n1):\n        o0[0] = a0[0, i]\n"

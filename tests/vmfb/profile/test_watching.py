@@ -51,7 +51,7 @@ def test_the_first_nan_is_named_with_its_line(bundle):
     assert "test_watching.py" in odd.loc
 
 
-def test_what_comes_with_an_argument_is_not_the_models_fault(bundle):
+def test_nan_in_an_argument_is_reported_as_the_arguments(bundle):
     x = X.copy()
     x[3, 4] = np.nan
     _, found = run_with_finite_watch(aotc.load(aotc.compile(lambda x: jnp.sin(x) + 1, X)).get_function("main"), [x])
@@ -67,7 +67,7 @@ def test_infinity_and_the_nan_that_comes_of_it():
     assert found == []
 
 
-def test_what_was_there_before_a_row_is_written_is_not_its_fault():
+def test_nan_in_a_donated_cache_is_reported_as_the_arguments():
     def write(cache, x):
         return jax.lax.dynamic_update_slice(cache, jnp.log(x)[None], (1, 0))
 

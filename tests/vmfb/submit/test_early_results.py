@@ -132,7 +132,7 @@ def test_a_coroutine_waits_for_one_result(two, slow):
         check(found, want)
 
 
-def test_an_error_leaves_what_was_whole(two, slow):
+def test_completed_results_survive_an_error(two, slow):
     """Also what nobody had looked at when the error came."""
     fence = two.submit("main", X, X)
     first = fence[0].result(PATIENCE)
@@ -153,7 +153,7 @@ def test_an_error_leaves_what_was_whole(two, slow):
 
 
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
-def test_a_call_that_is_ended_leaves_what_was_whole(two, slow, how):
+def test_completed_results_survive_cancellation_and_deadlines(two, slow, how):
     fence = two.submit("main", X, X, **({"deadline": 0.2} if how == "deadline" else {}))
     check(fence[0].result(PATIENCE), np.sin(X))
     assert slow.entered.wait(PATIENCE)
@@ -246,7 +246,7 @@ def test_memory_is_in_order_behind_an_early_argument(two, slow, doubled):
     check(writer.result(PATIENCE)[0], 2 * X)
 
 
-def test_what_was_never_begun_has_no_results(two):
+def test_a_submission_that_never_began_has_no_results(two):
     start = aotc.Fence()
     fence = two.submit("main", X, X, wait=[start])
     assert not fence[0].ready()

@@ -39,7 +39,7 @@ def test_a_submission_gives_what_a_call_gives(module):
 
 
 @pytest.mark.parametrize("timeout", [None, PATIENCE])
-def test_who_runs_it_makes_no_difference(module, timeout):
+def test_results_do_not_depend_on_the_running_thread(module, timeout):
     """With a timeout a dispatcher does; without one, whoever waits may."""
     for _ in range(200):
         assert module.submit("main", X, Y).result(timeout)[0].tolist() == (X + Y).tolist()
@@ -201,7 +201,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_known_to_be_wrong_is_refused(module, case):
+def test_wrong_arguments_are_refused_at_submission(module, case):
     arguments, more, message = REFUSED[case]
     with pytest.raises(aotc.CallError, match=message):
         module.submit(*arguments, **more)

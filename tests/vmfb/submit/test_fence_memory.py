@@ -25,7 +25,7 @@ def module():
     return load(tiny.bundle(), threads=1)
 
 
-def test_what_was_given_away_is_refused(module):
+def test_donated_arguments_are_refused(module):
     start, x = aotc.Fence(), X.copy()
     fence = module.submit("update", x, Y, donate=True, wait=[start])
     with pytest.raises(aotc.CallError, match=r"argument 0 .x. was given to tiny: update with donate=True"):
@@ -101,7 +101,7 @@ def test_a_result_that_does_not_exist_lies_in_memory_of_the_callers(module, how)
     assert {**_READERS, **_WRITERS} == {}
 
 
-def test_who_only_writes_runs_however_the_earlier_ones_end(module):
+def test_a_submission_that_only_writes_runs_after_failed_ones(module):
     start, x, out = aotc.Fence(), X.copy(), np.zeros(4, np.float32)
     reader, writer = module.submit("main", x, Y, wait=[start]), module.submit("main", X, Y, out=[out], wait=[start])
     taking = module.submit("update", x, Y, donate=True)
@@ -171,7 +171,7 @@ def test_a_call_that_is_given_a_device_array_waits_for_no_readers(module):
         reader.result(PATIENCE)
 
 
-def test_what_was_given_away_is_no_buffer_either(module):
+def test_donated_arguments_are_refused_as_out_buffers(module):
     start, x, kept = aotc.Fence(), X.copy(), DeviceArray(X.copy(), "d0")
     for given in (x, kept):
         module.submit("update", given, Y, donate=True, wait=[start])
@@ -190,7 +190,7 @@ def test_an_error_holds_no_arguments(module):
     assert gone() is None
 
 
-def test_one_that_waits_is_small(module):
+def test_waiting_submissions_take_little_memory(module):
     start = aotc.Fence()
     module.submit("grow", X).wait()
     tracemalloc.start()
@@ -206,7 +206,7 @@ def test_one_that_waits_is_small(module):
         fence.wait(PATIENCE)
 
 
-def test_nothing_is_left_of_what_is_done(module):
+def test_completed_submissions_are_freed(module):
     for _ in range(20):
         start, x = aotc.Fence(), X.copy()
         kept = module.submit("main", module.submit("update", x, Y, donate=True, wait=[start]), Y)

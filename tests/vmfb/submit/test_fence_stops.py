@@ -56,7 +56,7 @@ def test_a_call_under_way_is_cancelled(module, name):
     assert module.submit("double", X).result(PATIENCE)[0][0, 0] == 1
 
 
-def test_one_that_waits_is_cancelled_and_never_runs(module):
+def test_a_waiting_submission_is_cancelled_and_never_runs(module):
     start = aotc.Fence()
     fence = module.submit("fused", ENDS["fused"], wait=[start])
     assert fence.cancel()
@@ -67,7 +67,7 @@ def test_one_that_waits_is_cancelled_and_never_runs(module):
     assert module.submit("double", X).result(PATIENCE)[0][0, 0] == 1
 
 
-def test_one_that_is_done_stays_so(module):
+def test_a_completed_submission_cannot_be_cancelled(module):
     fence = module.submit("double", X)
     fence.wait(PATIENCE)
     assert not fence.cancel()
@@ -84,7 +84,7 @@ def test_a_deadline_ends_a_call_under_way(module, name, timeout):
     assert not fence.cancel() or isinstance(fence.exception(), aotc.DeadlineExceeded)
 
 
-def test_a_deadline_ends_one_that_waits(module):
+def test_a_deadline_ends_a_waiting_submission(module):
     start = aotc.Fence()
     late = [module.submit("double", X, wait=[start], deadline=seconds) for seconds in (0.04, 0, 0.02, 1000)]
     for fence in late[:3]:
@@ -94,7 +94,7 @@ def test_a_deadline_ends_one_that_waits(module):
     assert late[3].result(PATIENCE)[0][0, 0] == 1
 
 
-def test_deadlines_of_what_is_done_are_forgotten(module):
+def test_deadlines_of_completed_submissions_are_removed(module):
 
     for _ in range(3 * DEADLINES):
         module.submit("double", X[:200], deadline=3600).result()

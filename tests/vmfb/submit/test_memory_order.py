@@ -74,7 +74,7 @@ def near(one, other):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_they_compute_what_calls_one_after_the_other_do(modules, seed):
+def test_submissions_give_the_results_of_successive_calls(modules, seed):
     program = Program(seed)
     for _ in range(program.random.randint(5, 40)):
         program.submit(program.random.choice(modules))

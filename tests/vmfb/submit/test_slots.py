@@ -113,7 +113,7 @@ class TestSubmissions:
         soon(lambda: lanes[0]._running == lanes[1]._running == 0)
         assert [name for name in begun if name[0] == "a"] == [f"a{n}" for n in range(6)]
 
-    def test_all_cores_are_lent_to_who_is_alone(self, lanes):
+    def test_a_device_alone_may_use_all_cores(self, lanes):
         begun = []
         calls = [Busy(lanes[1], begun, n) for n in range(5)]
         soon(lambda: len(begun) == 4)
@@ -125,7 +125,7 @@ class TestSubmissions:
             call.gate.set()
         soon(lambda: lanes[1]._running == 0)
 
-    def test_what_is_withdrawn_gives_its_core_back(self, lanes):
+    def test_a_withdrawn_call_returns_its_core(self, lanes):
         begun = []
         calls = [Busy(lanes[0], begun, n) for n in range(4)]
         soon(lambda: len(begun) == 4)
