@@ -177,9 +177,9 @@ def _load_bundle(
     where = bound or default_mixed_devices(variant, ordinal) if "spaces" in variant else ordinal
     member = None
     if "mesh" in bundle.manifest or ranks is not None:
-        from aotc.vmfb.ranks.member import join  # only for bundles of several ranks
+        from aotc.vmfb.ranks.member import join_ranks  # only for bundles of several ranks
 
-        member = join(bundle, variant, ranks)
+        member = join_ranks(bundle, variant, ranks)
         custom_calls = custom_calls if member is None else {**custom_calls, **member.functions}
         if member is not None and variant["kind"] == "cuda" and devices in (None, "cuda"):
             ordinal = default_gpu(member.local_rank)

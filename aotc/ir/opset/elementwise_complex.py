@@ -75,8 +75,8 @@ def cube_root(z: Array) -> Array:
     return power(z, np.full(z.shape, 1 / np.longdouble(3), np.clongdouble))
 
 
-def angle(a: Array, b: Array) -> Array:
-    """Return ``-i log((b + i a) / sqrt(a**2 + b**2))``."""
+def atan2(a: Array, b: Array) -> Array:
+    """Return the complex ``atan2(a, b)``: ``-i log((b + i a) / sqrt(a**2 + b**2))``."""
     above = _complex_of_parts(b.real - a.imag, b.imag + a.real, a.dtype)
     value = np.log(divide(above, np.sqrt(a * a + b * b)))
     return _complex_of_parts(value.imag, -value.real, a.dtype)

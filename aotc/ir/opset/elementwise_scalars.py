@@ -369,7 +369,7 @@ SCALARS: dict[str, ScalarOp] = {row.name: row for row in (
     ScalarOp("min", 2, "biufc", "same", _by_real_or_complex(_minimum, np.minimum),
               on_bool="and", neutral="largest", accumulates=True, atomic=True, tolerance=0, smooth=True),
     ScalarOp("max_number", 2, "f", "same", np.fmax, accumulates=True, tolerance=0, hides_nan=True, of_loops=True),
-    ScalarOp("atan2", 2, "fc", "same", _by_real_or_complex(np.arctan2, complex_.angle), work=_DEAR, vector_work=76),
+    ScalarOp("atan2", 2, "fc", "same", _by_real_or_complex(np.arctan2, complex_.atan2), work=_DEAR, vector_work=76),
     ScalarOp("and", 2, "biu", "same", np.bitwise_and, symbol="&", commutes=True, atomic=True, neutral="ones"),
     ScalarOp("or", 2, "biu", "same", np.bitwise_or, symbol="|", commutes=True, atomic=True, neutral="zero"),
     ScalarOp("xor", 2, "biu", "same", np.bitwise_xor, symbol="^", commutes=True, atomic=True),

@@ -11,7 +11,7 @@ import numpy as np
 from aotc.vmfb.errors import BundleError
 from aotc.vmfb.ranks.collective_log import CollectiveLog
 from aotc.vmfb.ranks.collectives import Collective, cuts_arrays, is_collective, run_collective
-from aotc.vmfb.ranks.gpu_calls import GpuCall, GpuTransport, RankGpu, RankNumber, arrays_of
+from aotc.vmfb.ranks.gpu_calls import GpuCall, GpuTransport, RankGpu, RankNumber, collective_arrays
 from aotc.vmfb.ranks.layout import RANK_CALL
 from aotc.vmfb.ranks.link import Link
 
@@ -27,7 +27,7 @@ class RankNumberFunction:
         out[...] = self._rank
 
     def on_gpu(self, where: str, gpu: RankGpu, row: Mapping[str, Any], extents: Sequence[Any]) -> GpuCall:
-        """Return the implementation for a GPU."""
+        """Prepare ``partition_id`` for a GPU: a call that stores the number of this rank in GPU memory."""
         if [*extents] != [4]:
             raise BundleError(where, "the number of a rank is no word", f"{[*extents]} bytes", "[4]")
         return RankNumber(self._rank)
@@ -87,7 +87,7 @@ class CollectiveFunction:
         """
         check_collective_attributes(where, self._op, row["attributes"], self._link.size)
         collective = self._collective(row["attributes"])
-        call = self._gpus.call(gpu, collective, arrays_of(where, collective, row, extents, self._link.size))
+        call = self._gpus.call(gpu, collective, collective_arrays(where, collective, row, extents, self._link.size))
         return _LoggedGpuCall(call, collective, sum(extents[: len(row["operands"]) - 1]), self._log)
 
     def _collective(self, facts: Mapping[str, Any]) -> Collective:

@@ -177,15 +177,15 @@ def _reduce_scatter(work: _RankCollective, operand: np.ndarray, result: np.ndarr
 
 def _all_gather(work: _RankCollective, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
-    _gather(work, group, me, [operand] * len(group), result)
+    _exchange_and_concatenate(work, group, me, [operand] * len(group), result)
 
 
 def _all_to_all(work: _RankCollective, operand: np.ndarray, result: np.ndarray) -> None:
     group, me = work.group()
-    _gather(work, group, me, _split_first_dim(operand, len(group)), result)
+    _exchange_and_concatenate(work, group, me, _split_first_dim(operand, len(group)), result)
 
 
-def _gather(
+def _exchange_and_concatenate(
     work: _RankCollective, group: tuple[int, ...], me: int, sent: Sequence[np.ndarray], result: np.ndarray
 ) -> None:
     """Send ``sent[k]`` to rank k of the group, and concatenate the received arrays along the first dim."""

@@ -100,7 +100,7 @@ class Arrays:
     results: tuple[tuple[str, int], ...]
 
 
-def arrays_of(where: str, c: Collective, row: Mapping[str, Any], extents: Sequence[Any], ranks: int) -> Arrays:
+def collective_arrays(where: str, c: Collective, row: Mapping[str, Any], extents: Sequence[Any], ranks: int) -> Arrays:
     """Return the operand and result sizes of a collective's custom call, without its tokens.
 
     Parameters

@@ -144,7 +144,7 @@ class Member:
         self.link.close()
 
 
-def join(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link | None) -> Member | None:
+def join_ranks(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | Link | None) -> Member | None:
     """Connect to the other ranks of a sharded bundle; return None if the bundle is for one device.
 
     Raises

@@ -133,7 +133,7 @@ class _Mpi:
             self._functions["MPI_Error_string"](status, ctypes.addressof(text), ctypes.addressof(length))
             raise CallError("", f"{name}: {text.value.decode(errors='replace')}")
 
-    def integer(self, name: str, communicator: int) -> int:
+    def communicator_integer(self, name: str, communicator: int) -> int:
         """Return the result of ``MPI_Comm_rank`` or ``MPI_Comm_size``."""
         value = ctypes.c_int()
         self.call(name, communicator, ctypes.addressof(value))
@@ -218,8 +218,8 @@ class MpiLink:
 
     def __init__(self, mpi: _Mpi, communicator: int) -> None:
         self._mpi, self._communicator = mpi, communicator
-        self.rank = mpi.integer("MPI_Comm_rank", communicator)
-        self.size = mpi.integer("MPI_Comm_size", communicator)
+        self.rank = mpi.communicator_integer("MPI_Comm_rank", communicator)
+        self.size = mpi.communicator_integer("MPI_Comm_size", communicator)
         self._peers: tuple[Peer, ...] = ()
         self._turn = OneThread()
         self._failure: tuple[int, str] | None = None

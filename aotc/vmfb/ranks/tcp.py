@@ -213,12 +213,12 @@ class _Channel:
                 if self._header_left > 0:
                     self._header_left -= count
                     if self._header_left <= 0:
-                        self._check(what)
+                        self._check_header(what)
         except (BlockingIOError, InterruptedError):
             pass
         return bool(self._in)
 
-    def _check(self, what: str) -> None:
+    def _check_header(self, what: str) -> None:
         """Raise CallError if the received header belongs to another collective than ``what``."""
         found = tuple(self._receive_header.item())
         if found != self._expected:

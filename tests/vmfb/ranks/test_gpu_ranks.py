@@ -23,7 +23,7 @@ from aotc.vmfb.errors import ArgumentValueError, BundleError, CallError, RankLos
 from aotc.vmfb.gang.rank_recording import record_calls_on_rank, recording_of_data
 from aotc.vmfb.ranks.collective_function import check_collective_attributes
 from aotc.vmfb.ranks.collectives import Collective, are_sizes_valid
-from aotc.vmfb.ranks.gpu_calls import arrays_of
+from aotc.vmfb.ranks.gpu_calls import collective_arrays
 from aotc.vmfb.ranks.nccl import calls as nccl_calls
 from aotc.vmfb.ranks.nccl import communicators
 from aotc.vmfb.ranks.nccl.calls import NcclTransport
@@ -222,8 +222,8 @@ def test_sizes_of_another_collective_are_refused():
         ("all_to_all", (4, 4), 2), ("collective_permute", (32, 16), 2),
     ):  # fmt: skip
         with pytest.raises(BundleError, match="sizes of another collective"):
-            arrays_of("m", Collective(op, 0), row, (sizes[0], 4, sizes[1], 4), ranks)
-    found = arrays_of("m", Collective("all_gather", 0, ((0, 1),)), row, (32, 4, 64, 4), 2)
+            collective_arrays("m", Collective(op, 0), row, (sizes[0], 4, sizes[1], 4), ranks)
+    found = collective_arrays("m", Collective("all_gather", 0, ((0, 1),)), row, (32, 4, 64, 4), 2)
     assert found.operands == (("f32", 8),)
 
 
