@@ -48,7 +48,7 @@ def copies() -> None:
 def both_ways(x: np.ndarray, limit: int) -> list[float]:
     """Return the GB/s of copies to the GPU and back; arrays of at least ``limit`` bytes are staged."""
     keeper, usual = cuda_array.memory_keeper(0), staging.STAGED_BYTES
-    buffer, staging.STAGED_BYTES = keeper.empty(x.shape, x.dtype, "cuda:0").buffer, limit
+    buffer, staging.STAGED_BYTES = keeper.empty_array(x.shape, x.dtype, "cuda:0").buffer, limit
     calls = (lambda: keeper.upload_to_buffer(buffer, x)), (lambda: keeper.download_buffer(x, buffer))
     seconds = []
     for call in calls:
