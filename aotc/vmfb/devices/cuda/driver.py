@@ -225,7 +225,7 @@ class Gpu(GraphStream):
         The number of multiprocessors.
     mark : Mark
         Identity of the stream in the access records of GPU memory.
-    enter_quickly : callable
+    try_make_context_current : callable
         The operation of :meth:`make_context_current`; returns the driver's status.
     ranks : RankWatch or None
         Check for lost ranks, polled while the host waits for collectives on the stream.
