@@ -68,7 +68,10 @@ def predict(kernel: Kernel, target: Target, sizes: Mapping[str, int] | None = No
 
 
 def predicted_kernel_time(work: KernelWork, machine: Machine) -> Prediction:
-    """Return the predicted time of ``work`` on ``machine``."""
+    """Return the predicted nanoseconds of ``work`` on ``machine``.
+
+    Arithmetic and memory accesses overlap: the slower of both counts, plus the launch and the grid items.
+    """
     share = min(1.0, max(work.threads, 1.0) / machine.threads)  # the busy fraction of the machine
     compute = work.vector / machine.vector + work.scalar / machine.scalar
     compute = (compute + work.chained / machine.chained + work.tile / machine.tile) / share

@@ -92,7 +92,10 @@ def estimated_elements(shape: tuple[Dim, ...]) -> int:
 
 @lru_cache(maxsize=1024)
 def _estimated_elements(shape: tuple[Dim, ...], typical: tuple[tuple[str, int], ...]) -> int:
-    """Return the elements of a shape; ``typical`` is the part of the key that :func:`estimated_dim` reads."""
+    """Return the estimated number of elements of a shape.
+
+    ``typical`` are the sizes that :func:`estimated_dim` assumes for symbols: a part of the cache's key.
+    """
     return estimated_dim(product(shape))
 
 

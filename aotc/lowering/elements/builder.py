@@ -213,7 +213,7 @@ def index_of_value_at_anchor(b: RegionBuilder, value: Value, at: Index) -> Index
 
 
 def anchor_results(e: Elements, accumulators: Mapping[Op, Sequence[Buffer]], index: Index = ()) -> None:
-    """Make ``e`` read reduction results from their accumulators."""
+    """Let elements that read a reduction's result load it from its accumulator, at ``index``."""
     for op, buffers in accumulators.items():
         for v, buffer in zip(op.results, buffers, strict=True):
             e.anchor(v, provide_scalar(Load(buffer, index)))

@@ -226,7 +226,7 @@ def _operand_loads_and_dtype(*operands: Scalar) -> tuple[list[Load], str]:
 
 
 def attention_shared_bytes_of_kernel(kernel: Kernel) -> int:
-    """Return the bytes of shared memory of a block of ``kernel``, which must have a tiling."""
+    """Return the bytes of shared memory that the tiling of ``kernel`` needs for a block; 0 without a tiling."""
     tiling = kernel.tiling
     if tiling is None or not tiling.is_attention:
         return 0 if tiling is None else tiling.shared

@@ -39,7 +39,7 @@ class Run:
         The number of phases.
     low, high : int
         The padding of the pixels for the convolution that computes all outputs of a phase. Negative padding removes
-            pixels.
+        pixels.
     """
 
     tap: int
