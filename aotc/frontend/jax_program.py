@@ -23,10 +23,15 @@ from aotc.frontend import from_jax
 from aotc.frontend.calls.expanded_functions import expansion_rules
 from aotc.frontend.calls.ragged import ragged_rules
 from aotc.frontend.checked_errors import checks_of_results
+from aotc.frontend.example_shapes import require_sizes
 from aotc.frontend.filtered import is_filtered, split_function, without_fixed_attributes
 from aotc.frontend.hidden_ops import hide_ops
 from aotc.frontend.host_callbacks import recording_rules, records_of
 
+_SIZES_HINT = (
+    "a more specific dim, jax.export.symbolic_shape('2*b, 3'), "
+    "or a constraint, jax.export.symbolic_shape('b, 3', constraints=['b >= 4'])"
+)
 _NO_EXPORT = "jax.export cannot export the function"
 _ANY_CALL = "ALL"  # the importer decides on custom calls without JAX's stability guarantee
 _CHLO = b"chlo"  # bytecode has the names of its ops' dialects
@@ -81,6 +86,8 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
         reported = error.__cause__ if isinstance(error, SystemError) and error.__cause__ else error
         reason = ": ".join([type(reported).__name__, *str(reported).strip().splitlines()[:1]])
         hint = _signature_hint(model, args, kwargs) if isinstance(reported, TypeError) else ""
+        if type(reported).__name__ == "InconclusiveDimensionOperation":
+            hint = _SIZES_HINT
         raise CompileError.at(_users_line_in_traceback(error), f"{_NO_EXPORT}: {reason}", hint=hint) from error
 
 
@@ -133,6 +140,7 @@ def _trace_function(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     places = {n % len(args) if args else n for n in places}
     specs = [a if n in places else jax.tree.map(from_jax.tracing_spec, a) for n, a in enumerate(args)]
     keywords = {k: v if k in names else jax.tree.map(from_jax.tracing_spec, v) for k, v in kwargs.items()}
+    require_sizes(function, {n: a for n, a in enumerate(args) if n not in places}, kwargs)
     examples = [a for n, a in enumerate(args) if n not in places], {k: v for k, v in kwargs.items() if k not in names}
     return jitted.trace(*specs, **keywords), jax.tree.leaves(examples)
 

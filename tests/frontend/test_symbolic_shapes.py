@@ -298,3 +298,43 @@ def test_random_bits_of_unknown_parity_are_refused():
         exported_bits = export.export(jax.jit(bits))(key, x)
     with pytest.raises(CompileError, match="whether n is even"):
         aotc.compile(exported_bits)
+
+
+def _reshape_of_unknown_size(x):
+    return x.reshape(-1, 2)
+
+
+def _branch_on_a_size(x):
+    return x if x.shape[0] > 3 else x + 1
+
+
+@pytest.mark.parametrize("options", [{}, {"specialize": {"b": (2, 8)}}], ids=["plain", "specialize"])
+@pytest.mark.parametrize("function", [_reshape_of_unknown_size, _branch_on_a_size])
+def test_an_undecided_size_is_reported_at_the_users_line(function, options):
+    x = jax.ShapeDtypeStruct(export.symbolic_shape("b, 3"), "float32")
+    with pytest.raises(CompileError, match="InconclusiveDimensionOperation") as caught:
+        aotc.compile(function, x, **options)
+    (finding,) = caught.value.findings
+    assert (finding.loc.path, finding.loc.line) == (__file__, function.__code__.co_firstlineno + 1)
+    assert "several devices" not in str(caught.value)
+    assert "constraints=" in finding.hint
+    assert type(caught.value.__cause__).__name__ == "InconclusiveDimensionOperation"
+
+
+@pytest.mark.parametrize(("shape", "message", "symbols"), [
+    ((None, 3), "dim 0 of argument x is None", "'b, 3'"),
+    (("rows", 3), "dim 0 of argument x is 'rows'", "'rows, 3'"),
+    ((3, -1), "dim 1 of argument x is -1", "'3, b'"),
+    ((None,), "dim 0 of argument x is None", "'b,'"),
+    ((None, *export.symbolic_shape("b,")), "dim 0 of argument x is None", "'n, b'"),
+])  # fmt: skip
+def test_a_dim_that_is_not_a_size_is_refused_with_its_argument(shape, message, symbols):
+    with pytest.raises(CompileError, match=message) as caught:
+        aotc.compile(lambda x: x + 1, jax.ShapeDtypeStruct(shape, "float32"))
+    assert f"jax.export.symbolic_shape({symbols})" in str(caught.value)
+
+
+def test_a_dim_that_is_not_a_size_is_named_within_a_pytree():
+    params = {"w": jax.ShapeDtypeStruct((3, None), "float32")}
+    with pytest.raises(CompileError, match=r"dim 1 of argument params\['w'\] is None"):
+        aotc.compile(lambda x, params: x @ params["w"], np.zeros((2, 3), "f"), kwargs={"params": params})

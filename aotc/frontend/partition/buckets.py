@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import jax
 import numpy as np
@@ -36,8 +36,8 @@ from aotc.frontend.partition.meshes import is_on_mesh
 
 # Maximum number of buckets of a model. A separate process partitions each bucket, and its code is not shared.
 MOST_BUCKETS = 64
-# JAX's exceptions for a dim of unknown size that a mesh axis should cut.
-_UNDECIDED = ("IndivisibleError", "InconclusiveDimensionOperation")
+# JAX's exceptions for dims of unknown size: that a mesh axis should cut, and of any operation on dims.
+_UNDECIDED_CUT, _UNDECIDED = "IndivisibleError", "InconclusiveDimensionOperation"
 
 Sizes = Mapping[str, Sequence[int]]
 
@@ -71,9 +71,10 @@ def fetch_buckets(
     try:
         raw = fetch_whole(source, args, kwargs)
     except CompileError as error:
-        if not symbols or type(error.__cause__).__name__ not in _UNDECIDED:
-            raise
-        return traced()
+        cause = type(error.__cause__).__name__
+        if symbols and (cause == _UNDECIDED_CUT or (cause == _UNDECIDED and _is_sharded_at(source, args, kwargs, sizes))):
+            return traced()
+        raise
     if symbols and is_for_several_devices(raw):
         return traced()
     if (shapes := raw.metadata.get("shapes")) and is_for_several_devices(raw):
@@ -82,6 +83,19 @@ def fetch_buckets(
         combinations = _combinations(symbols, sizes, raw.path)
         return {tuple(chosen.items()): program_of_one_rank(_refined(raw, dims, chosen)) for chosen in combinations}
     return {(): program_of_one_rank(raw)}
+
+
+def _is_sharded_at(source: object, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Sizes) -> bool:
+    """Return True if a function is for several devices when traced for the first of the listed sizes."""
+    symbols = _symbols_of_examples((args, kwargs))
+    if not all(sizes.get(name) for name in symbols):
+        return False
+    chosen = {name: int(min(sizes[name])) for name in symbols}
+    examples, keywords = jax.tree.map(partial(_with_sizes, chosen=chosen), (tuple(args), {**kwargs}))
+    try:
+        return is_for_several_devices(fetch_whole(source, examples, keywords))
+    except CompileError:
+        return False  # the error for unknown sizes has the reason
 
 
 def _traced_for_buckets(
@@ -154,11 +168,17 @@ Dim = int | np.integer[Any] | SymbolicDim
 
 
 def _symbols_of_dim(dim: Dim) -> set[str]:
-    return set() if isinstance(dim, int | np.integer) else set(dim._get_vars())
+    """Return the symbols of a dim; none of an invalid one, which tracing reports."""
+    return set(dim._get_vars()) if _is_symbolic(dim) else set()
 
 
 def _size_of_dim(dim: Dim, chosen: Mapping[str, int]) -> int:
-    return int(dim) if isinstance(dim, int | np.integer) else int(dim._evaluate(dict(chosen)))
+    """Return the size of a dim; an invalid one is returned as it is, and tracing reports it."""
+    return int(dim._evaluate(dict(chosen))) if _is_symbolic(dim) else dim
+
+
+def _is_symbolic(dim: Dim) -> TypeGuard[SymbolicDim]:
+    return bool(jax.export.is_symbolic_dim(dim))
 
 
 def _with_sizes(leaf: object, chosen: Mapping[str, int]) -> object:
