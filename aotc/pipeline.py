@@ -23,13 +23,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from aotc.bundle import Bundle
-from aotc.diagnostics import UNKNOWN, CompileError, InternalError
+from aotc.diagnostics import UNKNOWN, CompileError, InternalError, warn_user
 from aotc.driver import bundle_cache
 from aotc.driver.assemble import KernelsCompiledAhead, assemble
 from aotc.driver.declare_state import declare_bindings
 from aotc.driver.function_signatures import warn_of_hidden_functions
 from aotc.driver.output_path import check_output_path
-from aotc.driver.weights import compile_with_weights
+from aotc.driver.weights import compile_with_weights, unreachable_weights_note
 from aotc.guard import guard, reraise_user_errors
 from aotc.ir.semantics.verify import verify
 from aotc.ir.tensor.ir import Module
@@ -364,6 +364,8 @@ def compile(
     made = compile_for(targets, chosen, model, example_args, args, kwargs)
     if output is not None:
         made.save(output)
+        if note := unreachable_weights_note(made, chosen.weights, output):
+            warn_user(note)
     return made
 
 

@@ -100,6 +100,27 @@ def write_weights(path: str, constants: Constants) -> dict[str, Any]:
     return {"file": os.path.basename(path), "tensors": tensors, "size": constants.size}
 
 
+def unreachable_weights_note(data: bytes, weights: str | os.PathLike[str], output: str | os.PathLike[str]) -> str:
+    """Return a warning if the bundle ``data`` in the file ``output`` cannot find its file of weights, ``weights``.
+
+    A bundle has the name of the file without its folder. The text is empty if the loader searches the file's folder.
+    """
+    if weights in ("inline", UNPACKED) or (os.path.exists(output) and not os.path.isfile(output)):
+        return ""
+    folder = os.path.dirname(os.path.abspath(weights))
+    searched = [os.path.dirname(os.path.abspath(output)), *os.environ.get("AOTC_WEIGHTS_PATH", "").split(os.pathsep)]
+    manifest = open_bundle(data).manifest
+    constants = [(variant.get("constants") or {}).get("external") or {} for variant in manifest["variants"]]
+    entries = [manifest.get("weights") or {}, *constants]
+    if not any("file" in entry for entry in entries) or folder in map(os.path.abspath, filter(None, searched)):
+        return ""
+    name, shown = os.path.basename(weights), os.fspath(weights)
+    return (
+        f"the bundle expects {name} in its own folder: move {shown} next to {os.fspath(output)}, "
+        f"or set AOTC_WEIGHTS_PATH={os.path.dirname(shown)}"
+    )
+
+
 def _fill_alignment(header: dict[str, Any], parts: list[Any], at: int, to: int) -> None:
     if to > at:
         header[f"__align_{at}"] = make_tensor_row("u8", (to - at,), at)

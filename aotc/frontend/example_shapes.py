@@ -54,7 +54,7 @@ def _new_symbols(shape: tuple[Any, ...]) -> Iterator[str]:
 
 
 def _is_size(dim: object) -> bool:
-    return bool(jax.export.is_symbolic_dim(dim)) or (isinstance(dim, int | np.integer) and dim >= 0)
+    return bool(jax.export.is_symbolic_dim(dim)) or (isinstance(dim, int | np.integer) and int(dim) >= 0)
 
 
 def _parameter_names(function: Any) -> list[str]:

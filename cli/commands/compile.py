@@ -287,7 +287,7 @@ def _write_bundle(source: Any, output: Path, chosen: tuple[Options, tuple[Target
     start = perf_counter()
     options, targets = chosen
     if isinstance(source, Path) and (data := bundle_cache.cached_bundle(source, options)) is not None:
-        write_compiled(output, aotc.Bundle(data), start, quiet)
+        write_compiled(output, aotc.Bundle(data), start, quiet, options.weights)
         return
     with timed_stages(options.timings):
         hidden = quiet or bool(options.print_after)  # a bar would interrupt the lines of the IR
@@ -300,7 +300,7 @@ def _write_bundle(source: Any, output: Path, chosen: tuple[Options, tuple[Target
             else:
                 data = aotc.compile(source, options=watched)
         begin_stage(replace(options, progress=None), "writing the file")
-        write_compiled(output, data, start, quiet)
+        write_compiled(output, data, start, quiet, options.weights)
 
 
 def _command_line_options(context: typer.Context) -> list[str]:
@@ -318,9 +318,13 @@ def _command_line_options(context: typer.Context) -> list[str]:
     return [f.name for f in fields(Options) if f.name in names]
 
 
-def write_compiled(output: Path, data: Bundle, start: float, quiet: bool) -> None:
-    """Write a bundle whose compilation began at ``start``, and print a summary unless ``quiet``."""
+def write_compiled(output: Path, data: Bundle, start: float, quiet: bool, weights: str = "inline") -> None:
+    """Write a bundle whose compilation began at ``start``, and print a summary unless ``quiet``.
+
+    Warn if the bundle cannot find its file ``weights``.
+    """
     data.save(output)
+    warn_of_unreachable_weights(data, weights, output)
     if not quiet:
         place = sys.stderr if _is_stdout(output) else sys.stdout
         for line in (
@@ -329,6 +333,14 @@ def write_compiled(output: Path, data: Bundle, start: float, quiet: bool) -> Non
             *_least_processor_lines(data),
         ):
             print(line, file=place)
+
+
+def warn_of_unreachable_weights(data: Bundle, weights: str, output: Path) -> None:
+    """Print a warning if the bundle in ``output`` cannot find its file ``weights``."""
+    from aotc.driver.weights import unreachable_weights_note
+
+    if note := unreachable_weights_note(data, weights, output):
+        print(f"warning: {note}", file=sys.stderr)
 
 
 def _host_fallback_notes(data: bytes) -> list[str]:

@@ -120,6 +120,7 @@ def command(
     has started, as torchrun --nproc-per-node 2 -m aotc run sharded.vmfb or mpirun -n 2 aotc run sharded.vmfb. Inputs
     and results are whole arrays; rank 0 prints and writes them.
     """
+    from aotc_cli.shared.array_files import require_folder_of
     from aotc_cli.shared.finite_watch import reproducer_on_failure, watched_call
     from aotc_cli.shared.inputs import make_values, parse_sizes, parse_values, sizes_with_notice
     from aotc_cli.shared.whole_arrays import open_bundle_or_gang
@@ -138,6 +139,8 @@ def command(
     name = choose_function(module.functions, function, module.name)
     signature = module.functions[name].signature
     places = _output_destinations(outputs, signature.results)
+    if trace:
+        require_folder_of(trace, "--trace-dispatch-tensors")
     values = parse_values(inputs, signature.arguments)
     parse_sizes(dims, signature.arguments)  # refuses dims that the function lacks, also where they are not needed
     if random or zeros:

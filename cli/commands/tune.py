@@ -57,12 +57,14 @@ def command(
     import aotc
     from aotc.lowering.tuning import tuning_record_text
     from aotc.vmfb.host.files import write_atomically
-    from aotc_cli.commands.compile import check_output
+    from aotc_cli.commands.compile import check_output, warn_of_unreachable_weights
     from aotc_cli.commands.profile import arguments_of_profile
     from aotc_cli.commands.upgrade import external_weights_of
     from aotc_cli.shared.tables import print_document
 
     check_output(output)
+    if record is not None:
+        check_output(record, option="--record")
     register_custom_calls_from(custom_calls)
     devices = parse_places(device)
     if isinstance(devices, dict):
@@ -76,6 +78,7 @@ def command(
             weights=place, progress=progress,
         )  # fmt: skip
     tuned.bundle.save(output)
+    warn_of_unreachable_weights(tuned.bundle, place, output)
     if record is not None:
         write_atomically(str(record), [tuning_record_text(tuned.record).encode()])
     if not quiet:

@@ -84,7 +84,7 @@ def command(
     place = weights or external_weights_of(bundle, written)
     with progress_bar(quiet) as progress:
         data = aotc.upgrade(bundle, target=target, weights=place, cache=cache, jobs=jobs, progress=progress, **flags)
-    write_compiled(written, data, start, quiet)
+    write_compiled(written, data, start, quiet, place)
 
 
 def external_weights_of(bundle: Path, written: Path) -> str:

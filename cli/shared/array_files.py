@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def suffix_of(path: str) -> str:
 
 
 def check_output(path: str, append: bool, results: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse an output with an unknown suffix, or one that cannot hold ``results``, before anything runs.
+    """Refuse an output with an unknown suffix or folder, or one that cannot hold ``results``, before anything runs.
 
     Raises
     ------
@@ -45,6 +46,14 @@ def check_output(path: str, append: bool, results: Sequence[Mapping[str, Any]]) 
         raise CallError("", f"--output=+{path}: only a .npy can be appended to", hint=f"--output=@{path}")
     if suffix == ".safetensors":
         _check_safetensors(path, results)
+    require_folder_of(path, "--output")
+
+
+def require_folder_of(path: str, option: str) -> None:
+    """Raise CallError if the folder that is to contain ``path`` does not exist."""
+    folder = os.path.dirname(path.rstrip(os.sep)) or "."
+    if not os.path.isdir(folder):
+        raise CallError("", f"{option}={path}: there is no folder {folder}", hint=f"make it, or another {option}")
 
 
 def _check_safetensors(path: str, results: Sequence[Mapping[str, Any]]) -> None:

@@ -1,7 +1,10 @@
 """Options: places of devices, sizes of memory, IREE's spellings, and what the summary says of them."""
 
 import json
+import re
+import warnings
 
+import jax
 import numpy as np
 import pytest
 from lowering.test_devices import stages
@@ -162,3 +165,62 @@ def test_a_former_name_of_a_pass_is_accepted_with_a_note(old):
     assert RENAMED[old] in {step.name for step in PASSES}
     with pytest.warns(AotcWarning, match=f"the pass {old} is now called {RENAMED[old]}"):
         assert checked_options(Options(print_after=old)).print_after == RENAMED[old]
+
+
+@pytest.fixture(scope="module")
+def added(tmp_path_factory):
+    path = tmp_path_factory.mktemp("added") / "m.vmfb"
+    aotc.compile(lambda x: x + 1, np.zeros(4, "f"), output=path)
+    return path
+
+
+@pytest.mark.parametrize("option", ["--output=@{}/y.npy", "--output=@{}/y.npz", "--trace-dispatch-tensors={}/trace"])
+def test_run_refuses_an_output_without_a_folder_before_the_call(option, added, tmp_path, monkeypatch):
+    from aotc_cli.commands import run
+
+    monkeypatch.setattr(run, "_call_function", lambda *_: pytest.fail("the function was called"))
+    folder = tmp_path / "nodir"
+    done = CliRunner().invoke(app, ["run", str(added), "--zeros", option.format(folder)])
+    assert isinstance(done.exception, aotc.CallError), done.output
+    assert f"there is no folder {folder}" in str(done.exception)
+    assert not folder.exists()
+
+
+class TestWeightsInAnotherFolder:
+    """A bundle has the name of its weights file without the folder."""
+
+    TEXT = "the bundle expects w.safetensors in its own folder: move {} next to {}, or set AOTC_WEIGHTS_PATH={}"
+
+    @pytest.fixture
+    def paths(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("AOTC_WEIGHTS_PATH", raising=False)
+        (tmp_path / "sub").mkdir()
+        return tmp_path / "w.vmfb", tmp_path / "sub" / "w.safetensors"
+
+    def test_the_command_warns(self, paths, tmp_path):
+        output, weights = paths
+        scale = np.arange(4096, dtype="f")
+        exported = jax.export.export(jax.jit(lambda x: x * scale))(np.zeros(4096, "f"))
+        (tmp_path / "m.jaxexp").write_bytes(exported.serialize())
+        words = ["compile", str(tmp_path / "m.jaxexp"), "-o", str(output), "-q"]
+        done = CliRunner().invoke(app, [*words, f"--weights={weights}"])
+        assert done.exit_code == 0, done.output
+        assert done.stderr == f"warning: {self.TEXT.format(weights, output, weights.parent)}\n"
+        done = CliRunner().invoke(app, [*words, f"--weights={output.parent / 'w.safetensors'}"])
+        assert (done.exit_code, done.stderr) == (0, "")
+
+    @pytest.mark.parametrize("bind", [(), ("w",)])
+    def test_compile_warns(self, paths, bind, monkeypatch):
+        output, weights = paths
+        scale = np.arange(4096, dtype="f")
+        model = (lambda w, x: w * x) if bind else (lambda x: x * scale)
+        examples = (scale, scale) if bind else (scale,)
+        with pytest.warns(aotc.AotcWarning, match=re.escape(self.TEXT.format(weights, output, weights.parent))):
+            aotc.compile(model, *examples, bind=bind, weights=weights, output=output)
+        with pytest.raises(aotc.BundleError, match="is missing"):
+            aotc.load(output)(scale)
+        monkeypatch.setenv("AOTC_WEIGHTS_PATH", str(weights.parent))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            aotc.compile(model, *examples, bind=bind, weights=weights, output=output)
+        np.testing.assert_array_equal(aotc.load(output)(scale), scale * scale)

@@ -234,3 +234,15 @@ def test_tune_command_writes_the_bundle_and_the_record(bundle, tmp_path):
                        ("none.json", "cannot read the tuning record")):  # fmt: skip
         wrong = CliRunner().invoke(app, ["compile", str(tmp_path / "m.mlir"), "-o", "x", f"--tuning={tmp_path / name}"])
         assert text in str(wrong.exception)
+
+
+def test_a_record_that_cannot_be_written_is_refused_before_the_search(bundle, tmp_path, monkeypatch):
+    bundle.save(tmp_path / "m.vmfb")
+    monkeypatch.setattr(aotc, "tune", lambda *_, **__: pytest.fail("the search began"))
+    record = tmp_path / "nodir" / "t.json"
+    done = CliRunner().invoke(
+        app, ["tune", str(tmp_path / "m.vmfb"), "-o", str(tmp_path / "t.vmfb"), f"--record={record}"]
+    )
+    assert isinstance(done.exception, aotc.CompileError), done.output
+    assert f"there is no folder {record.parent}" in str(done.exception)
+    assert "--record" in str(done.exception)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, cast
 
 import jax
 import numpy as np
@@ -71,10 +71,9 @@ def fetch_buckets(
     try:
         raw = fetch_whole(source, args, kwargs)
     except CompileError as error:
-        cause = type(error.__cause__).__name__
-        if symbols and (cause == _UNDECIDED_CUT or (cause == _UNDECIDED and _is_sharded_at(source, args, kwargs, sizes))):
-            return traced()
-        raise
+        if not symbols or not _is_sharded(error, source, args, kwargs, sizes):
+            raise
+        return traced()
     if symbols and is_for_several_devices(raw):
         return traced()
     if (shapes := raw.metadata.get("shapes")) and is_for_several_devices(raw):
@@ -85,17 +84,24 @@ def fetch_buckets(
     return {(): program_of_one_rank(raw)}
 
 
-def _is_sharded_at(source: object, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Sizes) -> bool:
-    """Return True if a function is for several devices when traced for the first of the listed sizes."""
+def _is_sharded(
+    error: CompileError, source: object, args: Sequence[Any], kwargs: Mapping[str, Any], sizes: Sizes
+) -> bool:
+    """Return True if a function is for several devices, whose trace for symbolic sizes failed with ``error``.
+
+    A mesh axis can only cut a known size. Other operations on symbolic sizes fail in any function: it is then traced
+    for the first of the listed sizes.
+    """
+    cause = type(error.__cause__).__name__
     symbols = _symbols_of_examples((args, kwargs))
-    if not all(sizes.get(name) for name in symbols):
-        return False
+    if cause != _UNDECIDED or not all(sizes.get(name) for name in symbols):
+        return cause == _UNDECIDED_CUT
     chosen = {name: int(min(sizes[name])) for name in symbols}
     examples, keywords = jax.tree.map(partial(_with_sizes, chosen=chosen), (tuple(args), {**kwargs}))
     try:
         return is_for_several_devices(fetch_whole(source, examples, keywords))
     except CompileError:
-        return False  # the error for unknown sizes has the reason
+        return False  # the error for symbolic sizes has the reason
 
 
 def _traced_for_buckets(
@@ -174,7 +180,7 @@ def _symbols_of_dim(dim: Dim) -> set[str]:
 
 def _size_of_dim(dim: Dim, chosen: Mapping[str, int]) -> int:
     """Return the size of a dim; an invalid one is returned as it is, and tracing reports it."""
-    return int(dim._evaluate(dict(chosen))) if _is_symbolic(dim) else dim
+    return int(dim._evaluate(dict(chosen))) if _is_symbolic(dim) else cast(int, dim)
 
 
 def _is_symbolic(dim: Dim) -> TypeGuard[SymbolicDim]:
