@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import jax.export
@@ -13,7 +12,9 @@ import numpy as np
 from aotc.diagnostics import CompileError, Loc
 
 
-def require_sizes(function: Any, args: Mapping[int, Any], kwargs: Mapping[str, Any]) -> None:
+def require_sizes(
+    function: Callable[..., object], args: Mapping[int, object], kwargs: Mapping[str, object]
+) -> None:
     """Raise CompileError if a dim of an example is ``None``, text or a negative number.
 
     Parameters
@@ -36,7 +37,7 @@ def require_sizes(function: Any, args: Mapping[int, Any], kwargs: Mapping[str, A
                     raise CompileError.at(Loc(), what, hint=_hint(shape))
 
 
-def _hint(shape: tuple[Any, ...]) -> str:
+def _hint(shape: tuple[object, ...]) -> str:
     """Return the shape with symbols for the dims that are not sizes."""
     letters = _new_symbols(shape)
     dims = ", ".join(
@@ -47,7 +48,7 @@ def _hint(shape: tuple[Any, ...]) -> str:
     return f"a symbolic size: jax.ShapeDtypeStruct(jax.export.symbolic_shape('{dims}{comma}'), dtype)"
 
 
-def _new_symbols(shape: tuple[Any, ...]) -> Iterator[str]:
+def _new_symbols(shape: tuple[object, ...]) -> Iterator[str]:
     """Yield names that no dim of ``shape`` has."""
     used = {str(dim) for dim in shape}
     return (name for name in (*"bnmkabcdefghij", *(f"d{n}" for n in range(len(shape)))) if name not in used)
@@ -57,7 +58,7 @@ def _is_size(dim: object) -> bool:
     return bool(jax.export.is_symbolic_dim(dim)) or (isinstance(dim, int | np.integer) and int(dim) >= 0)
 
 
-def _parameter_names(function: Any) -> list[str]:
+def _parameter_names(function: Callable[..., object]) -> list[str]:
     """Return the names of a function's positional parameters, if Python knows them."""
     try:
         parameters = inspect.signature(function).parameters.values()

@@ -20,11 +20,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import islice, product, zip_longest
 from typing import Any
+from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 
 import aotc
-from aotc.diagnostics import CompileError, Loc
+from aotc.diagnostics import AotcWarning, CompileError, Loc
 from aotc.display.document import Document, Line
 from aotc.display.shown import DisplayedResult
 from aotc.driver.assemble import KernelsCompiledAhead, assemble, signature_entry
@@ -42,9 +43,10 @@ from aotc.ir.tensor.ir import Function, Module, Op, Region, TensorType, Value, c
 from aotc.ir.tensor.substitute_dims import with_dims
 from aotc.lowering.lower import lower
 from aotc.lowering.passes.inline import inline
+from aotc.lowering.passes.quantize_weights import QuantizationReport, quantize_and_report
 from aotc.lowering.regions.custom_call import describe_custom_call
 from aotc.options import Options
-from aotc.pipeline import Pass, run_passes
+from aotc.pipeline import PASSES, Pass, run_passes
 from aotc.targets import resolve_targets
 from aotc.tools.agreement import Deviation, Mismatch, Tolerance, array_deviation, compare_op, compare_results
 from aotc.tools.fetch_model import public_names
@@ -106,6 +108,8 @@ class CheckReport(DisplayedResult):
         How random arguments were made; empty if all were given.
     ranks : str
         The ranks of a sharded model, whose ops are not compared by themselves.
+    quantization : str
+        The number of quantised matrices, and the reasons for which others are not; empty without the option.
     """
 
     results: tuple[Mismatch | None, ...]
@@ -119,6 +123,7 @@ class CheckReport(DisplayedResult):
     bisected: bool = False
     arguments: str = ""
     ranks: str = ""
+    quantization: str = ""
 
     @property
     def agrees(self) -> bool:
@@ -127,7 +132,7 @@ class CheckReport(DisplayedResult):
 
     def document(self) -> Document:
         """Return the report of a check: the result differences, the first wrong op and pass."""
-        lines = [Line(self.arguments)] if self.arguments else []
+        lines = [Line(text) for text in (self.arguments, self.quantization) if text]
         lines += map(Line, self._result_lines())
         if self.ranks:
             lines.append(Line(f"{self.ranks} ran together, as threads; compared with the whole program on one device"))
@@ -147,7 +152,7 @@ class CheckReport(DisplayedResult):
         for name, error in zip(self.names, self.rounding):
             if error is not None:
                 share = f"{error.relative:.2g} of {what}'s root mean square"
-                yield f"{name}: rounded weights put it off by {share}, {error.largest:.3g} at most of {error.size:.3g}"
+                yield f"{name}: error of rounded weights: {share}, {error.largest:.3g} at most of {error.size:.3g}"
         what = "the reference on rounded weights" if self.rounding else what
         for name, mismatch, largest in zip_longest(self.names, self.results, self.errors):
             verdict = f"agrees with {what}" if mismatch is None else f"differs from {what}: {_mismatch_text(mismatch)}"
@@ -241,7 +246,9 @@ class Checker:
 
     def _report(self, arrays: Sequence[np.ndarray], oracle: str, bisect: bool) -> CheckReport:
         """Compile and call the model, compare it with the oracle, and search for the first wrong op and pass."""
-        ours = self.run(self.module, self.name, arrays, self.whole)
+        with catch_warnings():
+            filterwarnings("ignore", "quantize_weights=", AotcWarning)  # the report contains it
+            ours = self.run(self.module, self.name, arrays, self.whole)
         reference = interpret(self.module, *arrays, function=self.name, hooks=_HOOKS)
         want = reference
         of_reference: tuple[Mismatch | None, ...] = ()
@@ -249,12 +256,12 @@ class Checker:
             want = run_xla(self.raw, arrays, self.name)
             of_reference = self._compare(reference, want, arrays)
         rounding: tuple[Deviation | None, ...] = ()
-        judged = want
-        if self.whole == self.options:
+        judged, quantized = want, self._quantized_module()
+        if quantized is None or not quantized[1].quantized:
             results = self._compare(ours, want, arrays)
         else:
             rounding = tuple(map(array_deviation, ours, want))
-            judged = self._quantized_reference(arrays)
+            judged = interpret(quantized[0], *arrays, function=self.name, hooks=_HOOKS)
             results = tuple(compare_results(a, b, self.tolerance) for a, b in zip(ours, judged, strict=True))
         difference = self._first_wrong_op(self.function, arrays)
         if difference is None and not rounding and any(self._compare(ours, reference, arrays)):
@@ -262,8 +269,9 @@ class Checker:
         changed = self.changed_by(arrays) if bisect and (difference or any(results)) else ""
         errors = tuple(largest_error(a, b) if a.shape == b.shape else None for a, b in zip(ours, judged, strict=True))
         return CheckReport(
-            results, self._result_names(), difference, changed, of_reference, rounding, errors, oracle, bisect
-        )
+            results, self._result_names(), difference, changed, of_reference, rounding, errors, oracle, bisect,
+            quantization="" if quantized is None else str(quantized[1]),
+        )  # fmt: skip
 
     def compare_with_oracle(self, ours: Sequence[np.ndarray], arrays: Sequence[np.ndarray], oracle: str) -> CheckReport:
         """Compare ``ours``, results of other code for this program, with the reference or XLA, without a search."""
@@ -279,10 +287,14 @@ class Checker:
         count = len(self.function.body.results)
         return tuple(self.function.attrs.get("result_names") or [f"result{n}" for n in range(count)])
 
-    def _quantized_reference(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Return the reference's results for the program with quantised weights."""
-        steps = replace(self.whole, stop_after=QUANTIZE)
-        return interpret(run_passes(self.module, steps), *arrays, function=self.name, hooks=_HOOKS)
+    def _quantized_module(self) -> tuple[Module, QuantizationReport] | None:
+        """Return the program with quantised weights and the report on them; None without that option."""
+        names = [step.name for step in PASSES]
+        before = replace(self.whole, stop_after=names[names.index(QUANTIZE) - 1])
+        if self.whole.quantize_weights == "none":
+            return None
+        module, report = quantize_and_report(run_passes(self.module, before), self.whole)
+        return None if report is None else (module, report)
 
     def symbols(self) -> list[str]:
         """Return the names of the symbolic dims in the arguments."""

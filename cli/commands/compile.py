@@ -331,6 +331,7 @@ def write_compiled(output: Path, data: Bundle, start: float, quiet: bool, weight
             *_host_fallback_notes(data),
             _compile_summary(output, data, perf_counter() - start),
             *_least_processor_lines(data),
+            *_source_weights_lines(data),
         ):
             print(line, file=place)
 
@@ -429,6 +430,23 @@ def _least_processor_lines(data: bytes) -> list[str]:
     least = cpus[0]
     text = f"{_PROCESSORS[least]} or later" if least in _PROCESSORS else f"needs {' '.join(TARGETS[least].features)}"
     return [f"runs on {least}: {text}", "--portable compiles for other machines too"]
+
+
+# Bytes of weights in the source from which the summary names them.
+LARGE_SOURCE_BYTES = 1 << 20
+
+
+def _source_weights_lines(data: bytes) -> list[str]:
+    """Return a line if the source stores many weights a second time, because the program has them in another form."""
+    from aotc.vmfb.bundle import open_bundle
+    from aotc_cli.shared.units import size_text
+
+    manifest = open_bundle(data).manifest
+    number = (manifest.get("source") or {}).get("weights")
+    size = 0 if number is None else manifest["segments"][number]["size"]
+    if size < LARGE_SOURCE_BYTES:
+        return []
+    return [f"{size_text(size)} of it are the model's own weights, for `aotc upgrade`; --no-source leaves them out"]
 
 
 def _transfer_counts(rows: Sequence[Mapping[str, Any]]) -> str:

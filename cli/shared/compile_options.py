@@ -59,8 +59,8 @@ def warnings_as_sentences() -> Iterator[None]:
     with catch_warnings(record=True) as warned:
         simplefilter("always", UserWarning)
         yield
-    for warning in warned:
-        print(f"warning: {warning.message}", file=sys.stderr)
+    for message in dict.fromkeys(str(warning.message) for warning in warned):  # one for each target may be equal
+        print(f"warning: {message}", file=sys.stderr)
 
 
 def parse_specialized(texts: list[str]) -> dict[str, tuple[int, ...]]:

@@ -193,8 +193,21 @@ def test_check_reports_the_error_of_quantized_weights(oracle):
     report, relative, largest = quantised(oracle)
     (found,) = report.rounding
     assert report.agrees
+    assert "quantized 1 of 1 matrices\n" in str(report)
+    assert f"error of rounded weights: {found.relative:.2g} of" in str(report)
     np.testing.assert_allclose((found.relative, found.largest), (relative, largest), rtol=1e-3)
     assert 0.02 < relative < 0.3
+
+
+def test_check_without_quantized_matrices_prints_the_reasons(recwarn):
+    weights = WEIGHTS[:64, :16]
+    x = np.ones((3, 64), "f4")
+    report = Checker(fetch(lambda x: x @ weights, (x,)), Options(quantize_weights="int4")).check([x])
+    assert (report.agrees, report.rounding) == (True, ())
+    text = str(report)
+    assert "quantized 0 of 1 matrices; left as they are: 1 of at most 64 KiB" in text
+    assert "rounded weights" not in text
+    assert not [warning for warning in recwarn if "quantize" in str(warning.message)]
 
 
 def test_faults_are_found_with_quantized_weights(wrong_kernels):
@@ -328,8 +341,8 @@ def test_check_command_prints_agreement_and_differences(file, monkeypatch, capsy
     assert "no pass changes the result" in text
     code, text, _ = run(monkeypatch, capsys, "check", file, "--atol=50", "--quantize-weights=int8")
     assert code == 0
-    assert "rounded weights put it off by" in text
-    assert "the reference on rounded weights" in text
+    assert "quantized nothing: no matmul of f32, bf16 or f16 has a constant operand" in text
+    assert "rounded weights" not in text
 
 
 def test_check_command_refuses_invalid_arguments(file, tmp_path, monkeypatch, capsys):

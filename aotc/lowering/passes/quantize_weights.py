@@ -24,12 +24,14 @@ of whole rows read the panels (:mod:`.gather_panels`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
 
+from aotc.diagnostics import warn_user
 from aotc.ir.dims.algebra import Dim, static
 from aotc.ir.loop.forms.quantized import chunk_bytes, pack, quantize
 from aotc.ir.loop.forms.tile_forms import form_of_operands
@@ -51,16 +53,57 @@ _LANES = 16  # of f32 in the widest vector of a CPU
 _FLOATS = frozenset({"f32", "bf16", "f16"})
 
 
+@dataclass(frozen=True, slots=True)
+class QuantizationReport:
+    """The constant matrices that matmuls of f32, bf16 or f16 read.
+
+    Attributes
+    ----------
+    quantized : int
+        The number of quantized matrices.
+    left : mapping of str to int
+        The number of the others by reason.
+    """
+
+    quantized: int
+    left: Mapping[str, int]
+
+    def __str__(self) -> str:
+        """Return ``quantized 1 of 3 matrices; left as they are: 2 of at most 64 KiB``."""
+        count = self.quantized + sum(self.left.values())
+        if not count:
+            return "quantized nothing: no matmul of f32, bf16 or f16 has a constant operand"
+        rest = ", ".join(f"{number} {reason}" for reason, number in self.left.items())
+        return f"quantized {self.quantized} of {count} matrices" + (f"; left as they are: {rest}" if rest else "")
+
+
 def quantize_weights(module: Module, options: Options) -> Module:
-    """Return ``module`` with large constant operands of ``matmul`` quantized to the bits of the options."""
+    """Return ``module`` with large constant operands of ``matmul`` quantized to the bits of the options.
+
+    Warns
+    -----
+    AotcWarning
+        If the options demand quantization and no matrix is quantized.
+    """
+    made, report = quantize_and_report(module, options)
+    if report is not None and not report.quantized:
+        bound = "; weights of bind= are not quantized" if options.bind else ""
+        warn_user(f"quantize_weights={options.quantize_weights!r}: {report}{bound}")
+    return made
+
+
+def quantize_and_report(module: Module, options: Options) -> tuple[Module, QuantizationReport | None]:
+    """Return the module of :func:`quantize_weights`, and a report unless the options demand no quantization."""
     bits_and_terms = weight_quantization(options)
     if bits_and_terms is None:
-        return module
+        return module, None
     home, _ = op_targets(module, options)
     quantizer = _WeightQuantizer(*bits_and_terms, home, widest_product_rows(module))
     module = rewrite_module(module, quantizer.quantize_matmul_rule)
     quantizer.tables = arrays_only_read_by_rows(module) if quantizer.panels else ()
-    return rewrite_module(module, quantizer.gathered_table_rows, ("gather",)) if quantizer.tables else module
+    if quantizer.tables:
+        module = rewrite_module(module, quantizer.gathered_table_rows, ("gather",))
+    return module, quantizer.report()
 
 
 QUANTIZED_BYTES = Limit(
@@ -86,9 +129,15 @@ class _WeightQuantizer:
     def __init__(self, bits: int, terms: int, home: Callable[[Op], Target], widest: Mapping[Value, Dim]) -> None:
         """Start without panels; ``terms`` is the number of weights that share a scale."""
         self.bits, self.terms, self.home, self.widest = bits, terms, home, widest
-        self.made: dict[tuple[int, bool], tuple[np.ndarray, Rounded | None]] = {}
+        self.made: dict[tuple[int, bool], tuple[np.ndarray, Rounded | str]] = {}
         self.panels: list[Panels] = []
         self.tables: Collection[int] = ()  # constants of which only rows are read
+
+    def report(self) -> QuantizationReport:
+        """Count the matrices that were quantized, and the others by reason."""
+        matrices = {array: found for (array, _), (_, found) in self.made.items()}
+        left = Counter(found for found in matrices.values() if isinstance(found, str))
+        return QuantizationReport(len(matrices) - left.total(), left)
 
     def gathered_table_rows(self, op: Op, b: Builder) -> Sequence[Value] | None:
         """Return the rows of a table that ``op`` gathers, read from the panels of a matmul, or None."""
@@ -132,18 +181,21 @@ class _WeightQuantizer:
         key = id(array), transposed
         if key not in self.made:
             self.made[key] = array, self._round_array(np.swapaxes(array, -1, -2) if transposed else array)
-        return self.made[key][1]
+        found = self.made[key][1]
+        return None if isinstance(found, str) else found
 
-    def _round_array(self, array: np.ndarray) -> Rounded | None:
-        """Return integers, scales and terms per scale; None if ``array`` is small, hardly shrinks or is not finite."""
+    def _round_array(self, array: np.ndarray) -> Rounded | str:
+        """Return integers, scales and terms per scale; for a matrix that is not quantized, return the reason."""
         *lead, k, n = array.shape
         if QUANTIZED_BYTES.holds(array.nbytes):
-            return None
+            return f"of at most {QUANTIZED_BYTES.value >> 10} KiB"
         per = 2 if self.bits == 4 or array.dtype == to_numpy("bf16") else 1  # a pair of terms
         terms = -(-min(self.terms or k, k) // per) * per
         shrunk = prod(lead) * -(-k // terms) * chunk_bytes(-(-n // _LANES) * _LANES, self.bits, terms)
-        if not QUANTIZED_PERCENT.holds(100 * shrunk // array.nbytes) or not np.isfinite(array.astype(np.float32)).all():
-            return None
+        if not QUANTIZED_PERCENT.holds(100 * shrunk // array.nbytes):
+            return f"that would shrink by less than {100 - QUANTIZED_PERCENT.value} %"
+        if not np.isfinite(array.astype(np.float32)).all():
+            return "with infinity or NaN"
         return *quantize(array, self.bits, terms), terms
 
     def _matmul_with_packed_weights(

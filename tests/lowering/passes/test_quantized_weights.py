@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import aotc
 from aotc.diagnostics import CompileError
@@ -19,6 +20,7 @@ from aotc.pipeline import run_passes
 from aotc.recompile import upgrade
 from aotc.targets import resolve_targets
 from aotc.vmfb.dtypes import to_numpy
+from aotc_cli.main import app
 
 WAYS = ("int8", "int8:64", "int4", "int4:64", "int4:24")
 DTYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "f16": np.float16}
@@ -320,3 +322,39 @@ def test_the_bundle_cache_key_includes_quantize_weights(tmp_path, monkeypatch):
     made = [aotc.compile(model, x, quantize_weights=way) for way in ("none", "int8", "int4", "int8")]
     assert made[1] == made[3]
     assert len(set(made)) == 3
+
+
+def _nothing(options, *weights):
+    with pytest.warns(aotc.AotcWarning, match="quantize_weights=") as caught:
+        aotc.compile(lambda x: [x @ w for w in weights], np.ones((2, len(weights[0])), weights[0].dtype), **options)
+    (text,) = {str(warning.message) for warning in caught}
+    return text
+
+
+def test_a_model_without_quantized_matrices_warns_with_the_reasons():
+    small, large = np.eye(256, 8, dtype="f4"), np.eye(256, dtype="f4")
+    large[0, 0] = np.nan
+    found = _nothing({"quantize_weights": "int8"}, small, large, 2 * small)
+    reasons = "2 of at most 64 KiB, 1 with infinity or NaN"
+    assert found == f"quantize_weights='int8': quantized 0 of 3 matrices; left as they are: {reasons}"
+    narrow = np.eye(20480, 1, dtype="f4")
+    assert "1 that would shrink by less than 25 %" in _nothing({"quantize_weights": "int8"}, narrow)
+
+
+def test_a_model_whose_weights_are_bound_warns_that_they_are_not_quantized():
+    w = np.ones((256, 256), "f4")
+    with pytest.warns(aotc.AotcWarning, match="no matmul of f32, bf16 or f16 has a constant operand; weights of bind="):
+        aotc.compile(lambda w, x: x @ w, w, np.ones((2, 256), "f4"), bind=["w"], quantize_weights="int8")
+
+
+def test_the_summary_names_the_weights_that_the_source_keeps(tmp_path):
+    w = np.random.default_rng(0).standard_normal((1024, 512)).astype("f4")
+    exported = jax.export.export(jax.jit(lambda x: x @ w))(np.ones((1, 1024), "f4"))
+    (tmp_path / "m.jaxexp").write_bytes(exported.serialize())
+    words = ["compile", str(tmp_path / "m.jaxexp"), "-o", str(tmp_path / "m.vmfb")]
+    text = "2.1 MB of it are the model's own weights, for `aotc upgrade`; --no-source leaves them out"
+    int8 = "--quantize-weights=int8"
+    for options, expected in (([int8], True), ([int8, "--no-source"], False), ([], False)):
+        done = CliRunner().invoke(app, [*words, *options])
+        assert done.exit_code == 0, done.output
+        assert (text in done.output) == expected, done.output
