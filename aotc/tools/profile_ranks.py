@@ -17,7 +17,7 @@ from aotc.display.places import short_location_text
 from aotc.display.shown import DisplayedResult
 from aotc.display.units import count_text, size_text, time_text
 from aotc.tools.explain.collectives import mesh_axes_of_groups
-from aotc.tools.explain.links import sent_by_ring
+from aotc.tools.simulate.links import sent_by_ring
 from aotc.vmfb.errors import ArgumentValueError, CallError
 from aotc.vmfb.gang.gang import Gang
 from aotc.vmfb.gang.rank_recording import RankRecording

@@ -98,6 +98,7 @@ MAY_IMPORT = {
         "aotc.vmfb.host.install",
     ),
     "aotc.driver.assemble": ("numpy", "aotc"),
+    "aotc.driver.output_path": ("aotc.diagnostics",),
     "aotc.driver.function_signatures": (
         "aotc.diagnostics", "aotc.ir", "aotc.lowering", "aotc.vmfb.module", "aotc.vmfb.ranks.layout", "aotc.vmfb.trees",
     ),

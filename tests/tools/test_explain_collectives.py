@@ -13,7 +13,7 @@ from support.rank_cases import run_threads
 
 import aotc
 from aotc.tools.explain.collectives import mesh_axes_of_groups
-from aotc.tools.explain.links import LINKS, sent_by_ring
+from aotc.tools.simulate.links import LINKS, sent_by_ring
 from aotc.vmfb.bundle import open_bundle
 from aotc.vmfb.ranks import collectives
 from aotc.vmfb.ranks.collectives import Collective, run_collective

@@ -12,9 +12,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import aotc
-from aotc.tools.explain.links import LINKS
 from aotc.tools.flow import FlowStep
 from aotc.tools.simulate.cluster import cluster_of
+from aotc.tools.simulate.links import LINKS
 from aotc.tools.simulate.step import Exchange, Simulation
 
 DGX = cluster_of("nvlink", "ib", 8)

@@ -19,9 +19,9 @@ from aotc.display.units import count_text, size_text, time_text
 from aotc.ir.dims.algebra import static
 from aotc.ir.loop.ir import COLLECTIVE_CALL, Buffer, ExternalCall, Kernel, walk
 from aotc.ir.opset.collective import COLLECTIVES
-from aotc.tools.explain.links import DEFAULT_LINK, LINKS, LinkModel, sent_by_ring
 from aotc.tools.explain.schedule import kernels_of
 from aotc.tools.flow import Flow, FlowStep, flow_of
+from aotc.tools.simulate.links import DEFAULT_LINK, LINKS, LinkModel, sent_by_ring
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.dtypes import size_of
 from aotc.vmfb.errors import ArgumentValueError, BundleError

@@ -11,12 +11,12 @@ from aotc.pipeline import compile
 from aotc.tools.explain.affinity import AffinityReport, explain_affinity
 from aotc.tools.explain.collectives import CollectivesReport, explain_collectives
 from aotc.tools.explain.fusion import FusionReport, explain_fusion
-from aotc.tools.explain.links import DEFAULT_LINK
 from aotc.tools.explain.memory import MemoryReport, explain_memory
 from aotc.tools.explain.schedule import ScheduleReport, explain_schedule
 from aotc.tools.explain.step import StepReport, explain_step
 from aotc.tools.fetch_model import is_bundle
 from aotc.tools.simulate.cluster import DEFAULT_BETWEEN, RANKS_PER_HOST, cluster_of
+from aotc.tools.simulate.links import DEFAULT_LINK
 from aotc.vmfb.bundle import OpenedBundle, open_bundle
 from aotc.vmfb.errors import ArgumentValueError
 

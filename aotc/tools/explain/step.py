@@ -15,10 +15,10 @@ from aotc.display.shown import DisplayedResult
 from aotc.display.units import count_text, size_text, time_text
 from aotc.ir.loop.ir import Kernel
 from aotc.tools.explain.collectives import bytes_of, collective_steps, mesh_axes_of_groups
-from aotc.tools.explain.links import LinkModel
 from aotc.tools.explain.schedule import copy_nanoseconds, costs_of_spaces, kernels_of
 from aotc.tools.flow import Flow, flow_of
 from aotc.tools.simulate.cluster import RankCluster
+from aotc.tools.simulate.links import LinkModel
 from aotc.tools.simulate.step import Exchange, SimulatedRun, Simulation
 from aotc.vmfb.bundle import OpenedBundle
 from aotc.vmfb.errors import BundleError

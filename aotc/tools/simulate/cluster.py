@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from aotc.tools.explain.links import LINKS, LinkModel, sent_by_ring
+from aotc.tools.simulate.links import LINKS, LinkModel, sent_by_ring
 from aotc.vmfb.errors import ArgumentValueError
 
 INSIDE, BETWEEN = ("nvlink", "pcie"), ("ib", "ethernet")
