@@ -1,8 +1,8 @@
 """The ``aotc`` command: its table of subcommands, and the exit codes of failures.
 
 1: an error in the model, the bundle, the call or an option's value (a message, no traceback). 2: a bug in aotc, or an
-invalid command line. 3: a result differs or has NaN elements. A command imports its dependencies when it runs, so ``aotc run``
-starts without the compiler.
+invalid command line. 3: a result differs or has NaN elements. A command imports its dependencies when it
+runs, so ``aotc run`` starts without the compiler.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ HEAD = """\
 | Exit code | Meaning |
 |---|---|
 | 0 | success |
-| 1 | an error in the model, the bundle, the call or the value of an option; `lint`: an op is refused; `doctor`: a part is missing |
+| 1 | an error in the model, bundle, call or value of an option; `lint`: an op is refused; `doctor`: a part is missing |
 | 2 | an unknown option, a missing argument, an option that does not fit the others or the model, or a bug in aotc |
 | 3 | `check`: a result differs; `run --nan-watch`: a result has NaN or infinite elements |
 | 130 | Ctrl-C |

@@ -31,12 +31,12 @@ def test_compile_checks_the_output_before_it_traces(output, message, tmp_path, m
 
 
 def test_tune_of_a_missing_bundle_is_an_error_of_aotc(tmp_path):
-    with pytest.raises(aotc.BundleNotFoundError, match="missing.vmfb"):
+    with pytest.raises(aotc.BundleNotFoundError, match=r"missing\.vmfb"):
         aotc.tune(tmp_path / "missing.vmfb")
 
 
 def test_tune_names_the_bundle_without_source(tmp_path):
     path = tmp_path / "no_source.vmfb"
     aotc.compile(lambda x: x + 1, np.ones(3, "f4"), output=path, source=False)
-    with pytest.raises(aotc.BundleError, match="no_source.vmfb: error: "):
+    with pytest.raises(aotc.BundleError, match=r"no_source\.vmfb: error: "):
         aotc.tune(path)
