@@ -102,8 +102,9 @@ class Metrics:
         names = ("model", "protocol", "status")
         self._requests = Counter("aotc_requests", "Requests that ended, by status of HTTP.", names, **new)
         self._seconds = Histogram(
-            "aotc_request_seconds", "From a request's head to its answer.", ("model",), buckets=_SECONDS, **new
-        )
+            "aotc_request_seconds", "Seconds from the head of a request to the end of its response.", ("model",),
+            buckets=_SECONDS, **new,
+        )  # fmt: skip
         self._rows = Histogram("aotc_batch_rows", "Rows of a batch.", ("model",), buckets=_ROWS, **new)
         self._tokens = Counter("aotc_tokens", "Tokens that were generated.", ("model",), **new)
         self._loads = Counter("aotc_loads", "Bundles that were loaded.", ("model",), **new)

@@ -125,7 +125,7 @@ def parse_object(body: bytes, where: str) -> dict[str, Any]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise RequestFault(BAD, where, "the body is no JSON", f"{type(error).__name__}: {error}"[:200]) from None
+        raise RequestFault(BAD, where, "the body is not JSON", f"{type(error).__name__}: {error}"[:200]) from None
     if not isinstance(found, dict):
         raise RequestFault(BAD, where, "the body is not a JSON object", type(found).__name__, '{"inputs": [...]}')
     return found

@@ -296,7 +296,7 @@ def mesh_for_hosts(bundle: OpenedBundle, hosts: int, ranks: int | None = None) -
     """
     entry = bundle.manifest.get("mesh")
     if entry is None:
-        raise BundleError(bundle.where, "the bundle is for one device and takes no ranks", hint="aotc.serve.ray")
+        raise BundleError(bundle.where, "the bundle is not sharded: it has no ranks", hint="aotc.serve.ray")
     mesh = mesh_of(entry)
     if ranks not in (None, mesh.size):
         raise BundleError(bundle.where, f"the bundle is for {mesh.size} ranks ({mesh}), and there are {ranks}")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb.errors import CallError
+from aotc.vmfb.host.machine import MOST_THREADS
 from aotc.vmfb.verify.trust import check_public_keys
 
 if TYPE_CHECKING:
@@ -137,15 +138,16 @@ class Settings:
             If a setting is invalid, or would allow access from other machines without a token.
         """
         if not self.source.exists():
-            raise CallError("", "there is nothing to serve", str(self.source), "a bundle, or a folder of bundles")
+            expected = "a bundle, or a folder of bundles"
+            raise CallError(str(self.source), "there is no such file or folder", expected=expected)
         if bool(self.tls_cert) != bool(self.tls_key):
             raise CallError("", "TLS needs a certificate and its key", hint="--tls-cert cert.pem --tls-key key.pem")
         if self.tls_cert:
             _check_certificate(self.tls_cert, self.tls_key)
         if self.trusted_keys:
             check_public_keys(self.trusted_keys)
-        if self.threads is not None and self.threads < 1:
-            raise CallError("", "threads must be positive", self.threads, "1 or more")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise CallError("", f"threads must be an integer from 1 to {MOST_THREADS}", self.threads)
         if self.ranks is not None and self.ranks < 1:
             raise CallError("", "ranks must be positive", self.ranks, "1 or more")
         least: dict[str, tuple[float, float]] = {

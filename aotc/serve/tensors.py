@@ -43,7 +43,7 @@ def dtype_of(datatype: Any, where: str) -> str:
         raise RequestFault(BAD, where, what, STRINGS, ", ".join(_NAMES.values()), hint)
     if found is None:
         expected = ", ".join(_NAMES.values())
-        raise RequestFault(BAD, where, "the datatype is none of a tensor", shown_value(datatype), expected)
+        raise RequestFault(BAD, where, "unknown datatype", shown_value(datatype), expected)
     return found
 
 
@@ -120,7 +120,8 @@ def tensor_from_json(data: Any, dtype: str, shape: tuple[int, ...], where: str) 
         what = f"data contains an element that is not of type {datatype_of(dtype)}"
         raise RequestFault(BAD, where, what, f"{found.dtype} as {shown_value(found.reshape(-1)[:1].tolist()[0])}")
     if found.size != math.prod(shape):
-        raise RequestFault(BAD, where, "data has the wrong number of elements", found.size, f"{list(shape)}")
+        expected = f"{math.prod(shape)}, as the shape is {list(shape)}"
+        raise RequestFault(BAD, where, "data has the wrong number of elements", found.size, expected)
     if row.kind in "iu" and found.size:
         low, high = limits(dtype)
         if int(found.min()) < low or int(found.max()) > high:

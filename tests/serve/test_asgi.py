@@ -139,7 +139,7 @@ def test_an_application_restarts_in_another_event_loop(tiny_folder):
 def test_invalid_asgi_settings_are_refused(tmp_path):
     with pytest.raises(aotc.ArgumentError, match="max_batch="):
         aotc.asgi(tmp_path, max_bach=2)
-    with pytest.raises(aotc.CallError, match="nothing to serve"):
+    with pytest.raises(aotc.CallError, match="no such file or folder"):
         aotc.asgi(tmp_path / "none")
     with pytest.raises(aotc.CallError, match="threads"):
         aotc.asgi(tmp_path, threads=-1)

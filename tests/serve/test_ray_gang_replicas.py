@@ -279,5 +279,5 @@ def test_wrong_values_are_refused_before_a_replica_starts(tmp_path):
     with pytest.raises(aotc.CallError, match="several hosts serve one sharded bundle"):
         application(Settings(BUNDLES), hosts=2)
     (tmp_path / "tiny.vmfb").write_bytes(tiny.bundle())
-    with pytest.raises(aotc.BundleError, match="for one device"):
+    with pytest.raises(aotc.BundleError, match="not sharded"):
         application(Settings(tmp_path / "tiny.vmfb"), hosts=2)

@@ -46,7 +46,7 @@ def bundle(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"source": Path("/nowhere")}, "nothing to serve"),
+        ({"source": Path("/nowhere")}, "/nowhere: error: there is no such file or folder"),
         ({"tls_cert": "cert.pem"}, "a certificate and its key"),
         ({"tls_cert": "/nowhere", "tls_key": "/nowhere"}, "cannot be read"),
         ({"max_batch": 0}, "max_batch"),

@@ -116,9 +116,9 @@ X = {"name": "x", "shape": [1], "datatype": "FP32"}
 @pytest.mark.parametrize(
     ("body", "length", "what"),
     [
-        (b"", None, "no JSON"),
+        (b"", None, "not JSON"),
         (b"[1]", None, "not a JSON object"),
-        (b"[" * 100_000, None, "no JSON"),
+        (b"[" * 100_000, None, "not JSON"),
         (b"{}", None, "inputs is not a list"),
         (b'{"inputs": [3]}', None, "inputs is not a list"),
         (b"{}", "3", "not a length of JSON"),
@@ -129,7 +129,7 @@ X = {"name": "x", "shape": [1], "datatype": "FP32"}
         (*body_of([X]), "no data"),
         (*body_of([{**X, "data": [1]}] * 2), "twice"),
         (*body_of([{**X, "datatype": "BYTES", "data": ["a"]}]), "not accept strings"),
-        (*body_of([{**X, "datatype": "STRING", "data": ["a"]}]), "datatype is none"),
+        (*body_of([{**X, "datatype": "STRING", "data": ["a"]}]), "unknown datatype"),
         (*body_of([{**X, "parameters": {"binary_data_size": 4}}], b"abc"), "fewer bytes"),
         (*body_of([{**X, "parameters": {"binary_data_size": -1}}], b"abc"), "fewer bytes"),
         (*body_of([{**X, "parameters": 3}]), "parameters is of the wrong type"),
