@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aotc.vmfb import trees
@@ -49,16 +49,19 @@ def arguments_by_number(
         A message for each entry that names no argument, or an argument that another entry has named.
     """
     found: dict[int, Any] = {}
-    problems = []
+    problems, unknown = [], []
     numbers = {row["name"]: n for n, row in enumerate(signature.arguments) if row["name"]}
     count = len(signature.arguments)
     for key, value in values.items():
         number = numbers.get(key, -1) if isinstance(key, str) else key
         if isinstance(number, int) and 0 <= number < count:
             pairs = [(number, value)]
+        elif (pytree := find_pytree_node(signature, key)) is None:
+            unknown.append(key)
+            continue
         else:
             try:
-                pairs = _arguments_in_pytree(signature, key, value, where)
+                pairs = _arguments_in_pytree(*pytree, key, value, where)
             except CallError as error:
                 problems.append(str(error))
                 continue
@@ -66,6 +69,8 @@ def arguments_by_number(
             if n in found:
                 problems.append(f"{signature.arguments[n]['name'] or n} is given twice")
             found[n] = x
+    if unknown:
+        problems.append(str(_unknown_names_error(signature, unknown, where)))
     return found, problems
 
 
@@ -82,17 +87,24 @@ def find_pytree_node(signature: Signature, name: Any) -> tuple[trees.Node, int] 
     return None
 
 
-def _arguments_in_pytree(signature: Signature, key: Any, value: Any, where: str) -> list[tuple[int, Any]]:
-    """Flatten the pytree ``value``, whose name is ``key``, to pairs of argument number and value."""
-    known = find_pytree_node(signature, key)
-    if known is not None:
-        node, first = known
-        leaves: list[Any] = []
-        trees.make_flattener(node, where, str(key))(value, leaves)
-        return list(enumerate(leaves, first))
+def _arguments_in_pytree(node: trees.Node, first: int, key: Any, value: Any, where: str) -> list[tuple[int, Any]]:
+    """Flatten ``value``, a pytree of the structure ``node``, to pairs of argument number and value.
+
+    ``key`` is its name, for errors; ``first`` is the number of its first argument.
+    """
+    leaves: list[Any] = []
+    trees.make_flattener(node, where, str(key))(value, leaves)
+    return list(enumerate(leaves, first))
+
+
+def _unknown_names_error(signature: Signature, unknown: Sequence[Any], where: str) -> ArgumentError:
+    """Return the error for names that no argument has; it names the pytree whose children have all of them."""
     names = [row["name"] for row in signature.arguments if row["name"]]
     expected = ", ".join(names) or f"numbers below {len(signature.arguments)}"
-    raise ArgumentError(where, f"no argument {key!r} to bind", expected=expected)
+    nodes = ((paths, node) for paths, node, _ in pytree_nodes_of_arguments(signature))
+    around = [paths[0] for paths, node in nodes if set(unknown) <= set(node.get("keys") or ())]
+    hint = f"pass the whole pytree by its name: {{{around[0]!r}: ...}}" if around else ""
+    return ArgumentError(where, f"no argument {', '.join(map(repr, unknown))} to bind", expected=expected, hint=hint)
 
 
 def place_argument(function: RuntimeFunction, number: int, value: Any, home: str) -> DeviceArray:
