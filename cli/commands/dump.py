@@ -43,6 +43,9 @@ aotc dump model.vmfb --source
 """
 
 
+_PRINTED = ("--bytecode", "--command-buffers", "--asm", "--source")  # contents that --output does not write
+
+
 def command(
     bundle: Path = typer.Argument(..., metavar="BUNDLE", help=BUNDLE_HELP),
     kernels: bool = typer.Option(
@@ -74,6 +77,9 @@ def command(
     opened = open_bundle(str(bundle))
     _check_names(opened, kernel, target)
     if output is not None:
+        wanted = zip(_PRINTED, (bytecode, command_buffers, asm, source), strict=True)
+        if others := [option for option, value in wanted if value]:
+            raise typer.BadParameter(f"it writes kernels only; leave out {', '.join(others)}", param_hint="-o")
         _write_kernels(opened, output, kernel, target)
         return
     every = not (kernels or bytecode or command_buffers or asm or kernel or source)

@@ -208,6 +208,8 @@ def _explain_model(subject: Subject, source: Any, flags: dict[str, Any], picture
         _print_report(explain_fusion(source, **flags), as_json)
         return
     report = explain_affinity(source, **flags)
+    if picture is not None and not report.devices:
+        raise typer.BadParameter("the model names no device", param_hint="--picture")
     _write_picture(picture, report.picture)
     _print_report(report, as_json, {"transfers": [asdict(row) for row in report.transfers]})
 

@@ -109,6 +109,8 @@ def command(
         check_output(output)
     if by not in ("kernel", *PLACES):
         raise typer.BadParameter(f"{by!r}: expected kernel, scope or line", param_hint="--by")
+    if depth and by != "scope":
+        raise typer.BadParameter("it needs --by=scope", param_hint="--depth")
     if ranks is not None:
         alone = {
             "--custom-calls": custom_calls, "--by": by != "kernel", "--depth": depth, "--save": save, "--apply": apply,
