@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -146,6 +147,14 @@ class CompileError(Error):
         shown = [f.render() for f in self.findings[: self.LIMIT]]
         more = len(self.findings) - self.LIMIT
         return "\n\n".join(shown + ([f"and {more} more"] if more > 0 else []))
+
+
+def name_hint(name: str, known: Sequence[str], more: str = "") -> str:
+    """Return a hint for an unknown name: the nearest known name and ``more``, or all known names."""
+    from difflib import get_close_matches  # only for an error
+
+    near = get_close_matches(name, known, n=1)
+    return f"{near[0]}{more}" if near else f"one of {', '.join(known)}"
 
 
 class CallbackFailed(Exception):

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict
 
-from aotc.diagnostics import UNKNOWN, CallbackFailed, CompileError, warn_user
+from aotc.diagnostics import UNKNOWN, CallbackFailed, CompileError, name_hint, warn_user
 from aotc.vmfb.errors import CallError
 from aotc.vmfb.host.byte_sizes import EXAMPLES, parse_byte_count
 from aotc.vmfb.result_names import parse_state_pairs
@@ -337,12 +337,12 @@ def check_options(options: Options, passes: Sequence[str]) -> None:
     names = list(dict.fromkeys(passes))
     for name in filter(None, (options.stop_after, options.print_after)):
         if name not in names:
-            raise _option_error(f"no pass {name!r}", f"one of {', '.join(names)}")
+            raise _option_error(f"no pass {name!r}", name_hint(name, names))
     if options.callbacks not in (REFUSE, DROP):
         raise _option_error(f"callbacks is {options.callbacks!r}", f"{REFUSE} or {DROP}")
     _check_kernels(options)
     if options.weights not in ("inline", UNPACKED) and not os.fspath(options.weights).endswith(".safetensors"):
-        raise _option_error(f"weights is {options.weights!r}", f"inline, {UNPACKED}, or a path.safetensors")
+        raise _option_error(f"weights is {options.weights!r}", "inline, or a path.safetensors")
     for name in _PATHS:
         if "\0" in os.fsdecode(getattr(options, name)):
             raise _option_error(f"{name} is {getattr(options, name)!r}", "a path, which has no null characters")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-from aotc.diagnostics import UNKNOWN, CompileError
+from aotc.diagnostics import UNKNOWN, CompileError, name_hint
 from aotc.target_gpus import MULTIPROCESSORS, Multiprocessor
 from aotc.vmfb.host.machine import SCALABLE, TILES, cpu_features, request_amx_tiles, runs_features_slowly
 
@@ -266,6 +266,20 @@ def host_target() -> Target:
     return replace(fit[-1], l2=_cache_bytes(2) or fit[-1].l2)
 
 
+def runs_on_this_machine(target: Target) -> bool:
+    """Return True if ``target`` is a CPU whose architecture and features this machine has."""
+    machine = platform.machine().replace("arm64", "aarch64")
+    return target.kind == "cpu" and target.triple.startswith(machine) and cpu_features().issuperset(target.features)
+
+
+def target_requirements(target: Target) -> str:
+    """Format the processor features that a target needs, and a remark if it is untested."""
+    if target.kind == "cpu":
+        return " ".join(target.features)
+    what = "any NVIDIA GPU from sm_80 on: PTX for its driver" if target.portable else "an NVIDIA GPU"
+    return f"{what} (compiled, never run)" if target.untried else what
+
+
 @cache
 def _cache_bytes(level: int) -> int:
     """Return the size in bytes of a data cache of the first core, as Linux reports it; 0 if unknown."""
@@ -392,6 +406,6 @@ def resolve_targets(name: str) -> tuple[Target, ...]:
         elif part in _DROPPED:
             raise CompileError.at(UNKNOWN, f"target {part!r} cannot be compiled for: {_NO_CODE}", hint=_OLDEST)
         else:
-            known = ", ".join(["cpu", PORTABLE, *TARGETS])
-            raise CompileError.at(UNKNOWN, f"unknown target {part!r}", hint=f"one of {known}")
+            hint = name_hint(part, ["cpu", PORTABLE, *TARGETS], "; `aotc targets` lists all")
+            raise CompileError.at(UNKNOWN, f"unknown target {part!r}", hint=hint)
     return tuple(dict.fromkeys(found))

@@ -50,12 +50,14 @@ def _check_state_pairs_used(
 ) -> None:
     """Reject a state pair (result, argument) that no function has."""
     public = [f for f in module.functions.values() if f.public]
-    unused = [f"{out}={argument}" for out, argument in pairs.items() if out not in used]
-    if unused:
-        names = [n for f in public for n in f.attrs["result_names"]]
-        what = f"state: no result and argument of {unused[0]!r}"
-        raise CompileError.at(public[0].loc, what, hint=f"results: {', '.join(names)}"[:400])
+    unused = [(out, argument) for out, argument in pairs.items() if out not in used]
     arguments = [n for f in public for n in f.attrs["arg_names"]]
+    if unused:
+        out, argument = unused[0]
+        names = [n for f in public for n in f.attrs["result_names"]]
+        what = f"state: no function has a result {out!r} and an argument {argument!r}"
+        hint = f"RESULT=ARGUMENT; results: {', '.join(names)}"[:400] + f"; arguments: {', '.join(arguments)}"[:400]
+        raise CompileError.at(public[0].loc, what, hint=hint)
     for f in with_state.values():
         for out, argument in f.attrs["state"].items():
             paths = [path_below_result(n, out, argument, arguments) for n in f.attrs["result_names"]]

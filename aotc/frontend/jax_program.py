@@ -69,7 +69,7 @@ def program_of(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ja
             message = "a jax.stages.Compiled is machine code of XLA without its StableHLO"
             raise CompileError.at(Loc(), message, hint=hint)
         case jax.export.Exported() | jax.stages.Traced() | jax.stages.Lowered() if args or kwargs:
-            message = f"a {type(model).__name__} has its arguments already; found {len(args) + len(kwargs)} more"
+            message = f"the {type(model).__name__} already contains its arguments; found {len(args) + len(kwargs)} more"
             raise CompileError.at(Loc(), message, hint="aotc.compile(model) without examples")
         case jax.export.Exported():
             return program_of_export(model)

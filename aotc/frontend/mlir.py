@@ -50,7 +50,7 @@ _EXPORT = "jax.export.export(jax.jit(f))(*args).serialize() writes a model that 
 _CHECK_SIZES = "attributes without zero sizes: a replica_groups of tensor<0x1xi64> has no process"
 _OTHER_FILES = {
     b"AOTCVMFB": ("a bundle, which is compiled already", "aotc run, aotc inspect or aotc dump"),
-    b"\x93NUMPY": ("an array of NumPy", "the model here; arrays are for --input=@x.npy"),
+    b"\x93NUMPY": ("a NumPy array (.npy)", "the model here; arrays are for --input=@x.npy"),
     b"PK\x03\x04": ("a zip archive (.npz, .keras, .pt)", f"{_EXPORT}; a reproducer is for aotc compile"),
     b"HloModule": ("HLO text of XLA", "jax.jit(f).lower(*args).as_text(), which is StableHLO"),
 }
@@ -179,7 +179,7 @@ def _fetch_source(source: Any, example_args: Sequence[Any], example_kwargs: Mapp
             return RawModel(program.data, "", program.metadata, {"main": program.values} if program.values else {})
     if (example_args or example_kwargs) and isinstance(source, _READ):
         more = len(example_args) + len(example_kwargs)
-        message = f"a model that is read has its arguments already; found {more} more"
+        message = f"a model that is read already contains its arguments; found {more} more"
         raise CompileError.at(Loc(), message, hint="aotc.compile(model) without examples")
     path = ""
     if isinstance(source, os.PathLike) or (isinstance(source, str) and _is_path(source)):

@@ -14,6 +14,7 @@ from aotc.display.document import Block, Column, Document, Line, facts_table, ta
 from aotc.display.places import short_location_text
 from aotc.display.shown import DisplayedResult
 from aotc.display.units import bytes_text, count_text, size_text, time_text
+from aotc.targets import TARGETS, target_requirements
 from aotc.tools.explain.collectives import explain_collectives
 from aotc.tools.explain.schedule import explain_schedule
 from aotc.vmfb.arguments import Signature, TensorSpec, tensor_spec_of_row
@@ -390,6 +391,13 @@ def _assumed_text(opened: OpenedBundle, name: str) -> str:
 # ---------------------------------------------------------------- the summary of a variant
 
 
+def _requirements_text(variant: InspectedVariant) -> str:
+    """Format the processor features or the GPU that a variant needs."""
+    if (target := TARGETS.get(variant.target)) is not None and target.kind == "cuda":
+        return target_requirements(target)
+    return " ".join(variant.features) or "no CPU features beyond the architecture's"
+
+
 def _variant_summary(variant: InspectedVariant, details: int) -> list[Block]:
     """Return the blocks about a variant: facts, notes with at most ``details`` details, slowest kernels."""
     peak = "depends on shapes" if variant.arena_peak is None else size_text(variant.arena_peak)
@@ -400,7 +408,7 @@ def _variant_summary(variant: InspectedVariant, details: int) -> list[Block]:
     buffers = count_text(variant.command_buffers, "command buffer")
     rows = [
         ("target", variant.target),
-        ("needs", " ".join(variant.features) or "nothing special"),
+        ("needs", _requirements_text(variant)),
         ("arena peak", peak),
         *(("memory", line) for line in variant.memory),
         ("constants", weights),

@@ -99,6 +99,7 @@ def command(
     """
     from aotc.frontend.mlir import is_for_several_devices
     from aotc.options import Options, weight_quantization
+    from aotc.targets import resolve_targets, runs_on_this_machine
     from aotc.tools.agreement import Tolerance
     from aotc.tools.check import ORACLES, Checker, check_call
     from aotc.tools.check_model import fetch_for_check, refuse_unsupported_rank_check
@@ -110,6 +111,8 @@ def command(
         raise typer.BadParameter(f"{oracle!r}: expected reference or jax", param_hint="--oracle")
     if "," in target or not target.startswith("cpu"):
         raise typer.BadParameter(f"{target!r}: expected one CPU target", param_hint="--target")
+    if not runs_on_this_machine(resolve_targets(target)[0]):
+        raise typer.BadParameter(f"{target!r}: this machine cannot run it; see `aotc targets`", param_hint="--target")
     register_custom_calls_from(custom_calls)
     source: Any = sys.stdin.buffer.read() if model == "-" else Path(model)
     tolerance = None if rtol is None and atol is None else Tolerance(rtol or 0.0, atol or 0.0)

@@ -419,17 +419,18 @@ _PROCESSORS = {
 
 
 def _least_processor_lines(data: bytes) -> list[str]:
-    """Return lines about the minimum processor of a bundle, unless it has code for all CPUs."""
-    from aotc.targets import PORTABLE, TARGETS, resolve_targets
+    """Return lines about the GPUs of a bundle, and its minimum processor unless it has code for all CPUs."""
+    from aotc.targets import PORTABLE, TARGETS, resolve_targets, target_requirements
     from aotc.vmfb.bundle import open_bundle
 
     names = [v["target"] for v in open_bundle(data).manifest["variants"] if v["target"] in TARGETS]
+    gpus = [f"runs on {n}: {target_requirements(TARGETS[n])}" for n in names if TARGETS[n].kind == "cuda"]
     cpus = sorted((n for n in names if TARGETS[n].kind == "cpu"), key=lambda n: len(TARGETS[n].features))
     if not cpus or {t.name for t in resolve_targets(PORTABLE)} <= set(cpus):
-        return []
+        return gpus
     least = cpus[0]
     text = f"{_PROCESSORS[least]} or later" if least in _PROCESSORS else f"needs {' '.join(TARGETS[least].features)}"
-    return [f"runs on {least}: {text}", "--portable compiles for other machines too"]
+    return [f"runs on {least}: {text}", *gpus, "--portable compiles for other machines too"]
 
 
 # Bytes of weights in the source from which the summary names them.

@@ -188,4 +188,5 @@ def _thread_line() -> tuple[str, str, str, str]:
     try:
         return "ok", "threads", f"{thread_count(None)} ({', '.join(reasons)})", ""
     except CallError as error:
-        return "no", "threads", str(error).splitlines()[0], "unset AOTC_NUM_THREADS, or set it to a number"
+        problem = f"{str(error).splitlines()[0]} (AOTC_NUM_THREADS={os.environ['AOTC_NUM_THREADS'][:40]})"
+        return "no", "threads", problem, "unset AOTC_NUM_THREADS, or set it to a number"

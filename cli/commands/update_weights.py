@@ -38,12 +38,13 @@ def command(
     Names, dtypes and shapes must match; all differences are listed. A signature is not copied: sign the bundle again.
     """
     from aotc.vmfb.bundle import open_bundle, write_bundle_file
-    from aotc.vmfb.weights.own import WEIGHTS, bundle_with_weights
+    from aotc.vmfb.weights.own import WEIGHTS, bundle_with_weights, refuse_unbound_bundle
     from aotc.vmfb.weights.tensors import read_tensors
 
     written = output or bundle
     check_output(written, weights)
     opened = open_bundle(str(bundle))
+    refuse_unbound_bundle(opened)
     given = read_tensors(weights, copy=True)
     known = (opened.manifest.get(WEIGHTS) or {}).get("file", "")
     place = file or (str(written.with_name(known)) if known else "")

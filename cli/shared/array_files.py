@@ -190,10 +190,13 @@ def _read_json(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
     held = json.loads(Path(path).read_bytes())
     if not isinstance(held, dict):  # the values of one argument
         held = {room[0]["name"] if room else "": {"dtype": room[0]["dtype"] if room else "f32", "data": held}}
-    return {name: _array_of_entry(entry) for name, entry in held.items()}
+    return {name: _array_of_entry(name, entry) for name, entry in held.items()}
 
 
-def _array_of_entry(entry: Mapping[str, Any]) -> np.ndarray:
+def _array_of_entry(name: str, entry: Any) -> np.ndarray:
+    if not isinstance(entry, dict) or not {"dtype", "data"} <= entry.keys() or entry["dtype"] not in DTYPES:
+        form = f'{{"{name}": {{"dtype": "f32", "shape": [2, 3], "data": [...]}}}}'
+        raise ValueError(f"{name!r} has no dtype and data; write {form}")
     row = DTYPES[entry["dtype"]]
     values = np.array(_parsed_json(entry["data"]), _WIDEST[row.kind])
     if row.kind == "c":

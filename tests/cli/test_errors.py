@@ -261,7 +261,7 @@ def test_compile_without_its_extra_names_the_install_command(tmp_path):
     [
         (b"", "is empty"),
         (b"AOTCVMFB" + bytes(64), "a bundle, which is compiled already"),
-        (b"\x93NUMPY\x01\x00", "an array of NumPy"),
+        (b"\x93NUMPY\x01\x00", "a NumPy array"),
         (b"PK\x03\x04" + bytes(30), "a zip archive"),
         (b"HloModule jit_f\n", "HLO text of XLA"),
         (b"import jax\nprint(1)\n", ":1:1: error: custom op 'import' is unknown"),

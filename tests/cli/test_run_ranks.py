@@ -116,7 +116,8 @@ def test_a_bundle_of_one_device_refuses_ranks(command, tmp_path):
     aotc.compile(lambda x: x + 1, np.zeros(3, "f4")).save(path)
     code, said = command("run", str(path), "--zeros", "--ranks=2")
     assert code == 1
-    assert "is for one device and takes no ranks" in said
+    assert "is not sharded: it has no ranks" in said
+    assert "leave out --ranks" in said
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")

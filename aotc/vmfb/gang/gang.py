@@ -92,8 +92,8 @@ def _mesh_of_bundle(bundle: OpenedBundle, ranks: int | None) -> Mesh:
         raise ArgumentValueError("gang", "ranks must be a positive integer", repr(ranks))
     entry = bundle.manifest.get("mesh")
     if entry is None:
-        hint = "aotc.load; or compile it with shardings over a mesh"
-        raise BundleError(bundle.where, "the bundle is for one device and takes no ranks", hint=hint)
+        hint = "leave out --ranks, or use aotc.load; or compile it with shardings over a mesh"
+        raise BundleError(bundle.where, "the bundle is not sharded: it has no ranks", hint=hint)
     mesh = mesh_of(entry)
     if ranks not in (None, mesh.size):
         message = f"the bundle is for {mesh.size} ranks ({mesh}), and there are {ranks}"

@@ -184,7 +184,7 @@ def _positive_number(name: str, value: int | str) -> int:
     if number:
         return number
     found = repr(value) if len(str(value)) < 40 else f"{str(value)[:40]!r}..."
-    raise ArgumentValueError("", f"{name} is not a number of threads", found, f"an integer from 1 to {MOST_THREADS}")
+    raise ArgumentValueError("", f"{name} must be an integer from 1 to {MOST_THREADS}", found)
 
 
 def _parse_thread_count(text: str) -> int:

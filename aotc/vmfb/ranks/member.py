@@ -156,8 +156,8 @@ def join_ranks(bundle: OpenedBundle, variant: Mapping[str, Any], ranks: Ranks | 
     entry = bundle.manifest.get("mesh")
     if entry is None:
         if ranks is not None:
-            hint = "compile it with shardings over a mesh, or load it without ranks="
-            raise BundleError(bundle.where, "the bundle is for one device and takes no ranks", hint=hint)
+            hint = "leave out ranks= (--ranks), or compile it with shardings over a mesh"
+            raise BundleError(bundle.where, "the bundle is not sharded: it has no ranks", hint=hint)
         return None
     mesh = mesh_of(entry)
     found = ranks if ranks is not None else ranks_from_environment()

@@ -207,9 +207,7 @@ def bundle_with_weights(data: Any, values: Mapping[str, Any], file: str = "") ->
         If the file cannot be written.
     """
     opened = data if isinstance(data, OpenedBundle) else OpenedBundle("<bytes>", None, memoryview(data))
-    if "mesh" in opened.manifest:
-        hint = "aotc shard-weights, and aotc.load(bundle, weights=FOLDER)"
-        raise BundleError(opened.where, "a bundle for several ranks has no weights of its own", hint=hint)
+    refuse_unbound_bundle(opened)
     found = [weight_places_of(opened.manifest, variant, opened.where) for variant in opened.manifest["variants"]]
     arrays = validate_weights(values, found[0], opened.where)
     arrays = {path: arrays[path] for path in found[0].types}
@@ -220,6 +218,21 @@ def bundle_with_weights(data: Any, values: Mapping[str, Any], file: str = "") ->
         write_atomically(os.fspath(file), parts)
         return bundle_with_weights_entry(opened, {**entry, "file": os.path.basename(file)}, None)
     return bundle_with_weights_entry(opened, entry, parts)
+
+
+def refuse_unbound_bundle(opened: OpenedBundle) -> None:
+    """Refuse a bundle that cannot have weights of its own.
+
+    Raises
+    ------
+    BundleError
+        If it is for several ranks, or was compiled without bound arguments.
+    """
+    if "mesh" in opened.manifest:
+        hint = "aotc shard-weights, and aotc.load(bundle, weights=FOLDER)"
+        raise BundleError(opened.where, "a bundle for several ranks has no weights of its own", hint=hint)
+    for variant in opened.manifest["variants"]:
+        weight_places_of(opened.manifest, variant, opened.where)
 
 
 def bundle_with_weights_entry(opened: OpenedBundle, entry: Mapping[str, Any], parts: Sequence[Any] | None) -> bytes:

@@ -71,7 +71,7 @@ def decode_header_and_metadata(data: memoryview) -> tuple[dict[str, Row], dict[s
     """
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
     if start > min(data.nbytes, _MOST_HEADER_BYTES):
-        raise ValueError("its header is longer than the file, or than any header")
+        raise ValueError("its first 8 bytes are not the length of a header")
     try:
         text = str(data[_LENGTH_BYTES:start], "utf-8")
         rows = json.loads(text)

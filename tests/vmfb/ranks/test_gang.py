@@ -134,7 +134,7 @@ def test_wrong_keywords_start_nothing(monkeypatch, keywords, error, message):
 
 def test_a_bundle_of_one_device_takes_no_gang():
     data = aotc.compile(lambda x: x + 1, np.zeros(3, "f4"))
-    with pytest.raises(aotc.BundleError, match="is for one device and takes no ranks"):
+    with pytest.raises(aotc.BundleError, match="is not sharded: it has no ranks"):
         aotc.gang(data)
     with pytest.raises(aotc.BundleNotFoundError):
         aotc.gang("/nowhere/model.vmfb")
