@@ -91,7 +91,7 @@ def test_links_and_paths_exist(page):
 PLAIN = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")]
 PLAIN += [ROOT / "docs" / f"{name}.md" for name in ("index", "inputs", "weights", "state", "async_calls", "errors")]
 PLAIN += [ROOT / "docs" / f"{name}.md" for name in ("environment", "limits", "status", "supported_ops")]
-PLAIN += [ROOT / "docs" / f"{name}.md" for name in ("deploy", "memory", "security", "serve")]
+PLAIN += [ROOT / "docs" / f"{name}.md" for name in ("deploy", "memory", "reliability", "security", "serve")]
 PLAIN += [ROOT / "docs" / f"{name}.md" for name in ("custom_calls", "debugging", "tools", "devices")]
 PLAIN += sorted([*(ROOT / "docs/get_started").glob("*.md"), *(ROOT / "docs/tutorials").glob("*.md")])
 """Pages in plain English; the list only grows."""
