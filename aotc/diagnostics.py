@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from aotc.vmfb.errors import Error
@@ -151,8 +152,6 @@ class CompileError(Error):
 
 def name_hint(name: str, known: Sequence[str], more: str = "") -> str:
     """Return a hint for an unknown name: the nearest known name and ``more``, or all known names."""
-    from difflib import get_close_matches  # only for an error
-
     near = get_close_matches(name, known, n=1)
     return f"{near[0]}{more}" if near else f"one of {', '.join(known)}"
 

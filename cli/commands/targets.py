@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 SUMMARY = "List the targets, and which of them this machine can run."
@@ -24,7 +26,7 @@ def command(as_json: bool = typer.Option(False, "--json", help="Print the list a
     from aotc_cli.shared.tables import print_table
 
     best = host_target().name
-    rows = []
+    rows: list[dict[str, Any]] = []
     for target in TARGETS.values():
         fits = runs_on_this_machine(target)
         rows.append(

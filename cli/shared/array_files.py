@@ -193,12 +193,12 @@ def _read_json(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
     return {name: _array_of_entry(name, entry) for name, entry in held.items()}
 
 
-def _array_of_entry(name: str, entry: Any) -> np.ndarray:
+def _array_of_entry(name: str, entry: object) -> np.ndarray:
     if not isinstance(entry, dict) or not {"dtype", "data"} <= entry.keys() or entry["dtype"] not in DTYPES:
         form = f'{{"{name}": {{"dtype": "f32", "shape": [2, 3], "data": [...]}}}}'
         raise ValueError(f"{name!r} has no dtype and data; write {form}")
     row = DTYPES[entry["dtype"]]
-    values = np.array(_parsed_json(entry["data"]), _WIDEST[row.kind])
+    values: np.ndarray = np.array(_parsed_json(entry["data"]), _WIDEST[row.kind])
     if row.kind == "c":
         values = np.ascontiguousarray(values).view(np.complex128)[..., 0]
     array = values.astype(to_numpy(row.name))
