@@ -80,7 +80,6 @@ MAY_IMPORT = {
     "aotc.driver.compress_constants": (
         "numpy", "aotc.ir.program", "aotc.vmfb.limits", "aotc.vmfb.weights.differences",
     ),
-    "aotc.driver.output_path": ("aotc.diagnostics",),
     "aotc.driver.weights": ("aotc.guard", "aotc.ir", "aotc.vmfb", *COMMON),
     "aotc.driver.gpu_kernels": ("aotc.ir", "aotc.kernels", "aotc.vmfb"),
     "aotc.driver.gpu_sources": (
