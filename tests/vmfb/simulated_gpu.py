@@ -59,6 +59,7 @@ class SimulatedGpu:
     texts: ClassVar[dict] = {}
     order: ClassVar[object] = LATE  # or a random.Random
     every: ClassVar[WeakSet] = WeakSet()
+    adding: ClassVar = threading.Lock()
     lefts: ClassVar = [deque()]  # memory, and work on it, of those that went before it was done
     streams: ClassVar[WeakValueDictionary] = WeakValueDictionary()  # by handle
     locks: ClassVar = [threading.RLock()]  # streams are given work by one thread while another waits for them
@@ -74,7 +75,8 @@ class SimulatedGpu:
         self.queue, self.given, self.done = deque(), 0, 0
         self.events = 0  # that somebody has
         self.acting = False
-        self.every.add(self)
+        with self.adding:  # a new set: another thread may iterate over the old one
+            SimulatedGpu.every = self.every | WeakSet([self])
         self.handle = id(self)
         self.streams[self.handle] = self
         self.mark = Mark(self.handle)
