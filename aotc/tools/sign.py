@@ -6,6 +6,7 @@ Keys are PEM files in the format of openssl.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,11 +101,14 @@ def _private_key(path: str) -> Any:
     kind = _import_ed25519().Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+    data = _key_file_bytes(path)
+    if _PUBLIC_MARK in data:
+        hint = f"the private key: {path.removesuffix('.pub')}"
+        raise BundleError(path, "this is a public key, and a private key signs", hint=hint)
     try:
-        with open(path, "rb") as f:
-            found = load_pem_private_key(f.read(), None)
-    except (OSError, ValueError, TypeError) as error:
-        raise BundleError(repr(path), f"cannot read the private key: {error}", hint="aotc sign --new-key") from None
+        found = load_pem_private_key(data, None)
+    except (ValueError, TypeError) as error:
+        raise BundleError(path, f"cannot read the private key: {error}", hint=_PRIVATE_HINT) from None
     if not isinstance(found, kind):
         raise BundleError(path, "the key is of another kind", type(found).__name__, "Ed25519")
     return found
@@ -115,17 +119,49 @@ def _public_key(key: str | os.PathLike[str] | bytes) -> bytes:
     kind = _import_ed25519().Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+    if not isinstance(key, str | bytes | os.PathLike):
+        raise BundleError("", f"a trusted key is a {type(key).__name__}", hint=_PUBLIC_HINT)
+    where = "" if isinstance(key, bytes) else os.fsdecode(key)
+    if isinstance(key, str) and not os.path.exists(key) and _HEX_DIGITS.fullmatch(key):
+        if len(key) != 2 * KEY_BYTES:
+            expected = f"{2 * KEY_BYTES} hexadecimal digits, or the path of a .pub file"
+            raise BundleError(key[:100], "wrong length of a public key", f"{len(key)} digits", expected)
+        return bytes.fromhex(key)
+    data = key if isinstance(key, bytes) else _key_file_bytes(where)
+    if _PRIVATE_MARK in data:
+        hint = f"its public key: {where}.pub" if where else _PUBLIC_HINT
+        raise BundleError(where, "this is a private key, and a public key verifies", hint=hint)
     try:
-        if isinstance(key, str) and len(key) == 2 * KEY_BYTES and not os.path.exists(key):
-            return bytes.fromhex(key)
-        if isinstance(key, bytes):
-            data = key
-        else:
-            with open(key, "rb") as f:
-                data = f.read()
         found = load_pem_public_key(data)
-    except (OSError, ValueError, TypeError) as error:
-        raise BundleError(repr(key)[:100], f"cannot read the public key: {error}", hint="aotc sign --new-key") from None
+    except (ValueError, TypeError) as error:
+        raise BundleError(where, f"cannot read the public key: {error}", hint=_PUBLIC_HINT) from None
     if not isinstance(found, kind):
-        raise BundleError(repr(key)[:100], "the key is of another kind", type(found).__name__, "Ed25519")
+        raise BundleError(where, "the key is of another kind", type(found).__name__, "Ed25519")
     return found.public_bytes_raw()
+
+
+_PRIVATE_MARK, _PUBLIC_MARK = b"PRIVATE KEY-----", b"PUBLIC KEY-----"
+_HEX_DIGITS = re.compile("[0-9a-fA-F]+")
+_PRIVATE_HINT = "a file that aotc sign --new-key wrote"
+_PUBLIC_HINT = "the .pub file that aotc sign --new-key wrote, or the 64 hexadecimal digits of aotc inspect"
+
+
+def _key_file_bytes(path: str) -> bytes:
+    """Read the file of a key.
+
+    Raises
+    ------
+    BundleError
+        If the file is missing or cannot be read.
+    """
+    try:
+        with open(path, "rb") as f:
+            return f.read()
+    except FileNotFoundError:
+        own = path.removesuffix(".pub")
+        hint = f"aotc sign --new-key={own}, which writes both keys" if path != own else ""
+        raise BundleError(path, "there is no such file", hint=hint) from None
+    except OSError as error:
+        raise BundleError(path, f"cannot read the key: {error.strerror}") from None
+    except ValueError as error:  # not a valid path
+        raise BundleError(repr(path)[:100], f"cannot read the key: {error}") from None

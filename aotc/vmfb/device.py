@@ -132,7 +132,16 @@ def _no_variant_error(bundle: OpenedBundle, asked: Collection[str], obstacles: S
     cpus = not named and all(variant["kind"] == "cpu" for variant in variants)
     portable = "--portable, for all CPUs, or with " if cpus else ""
     hint = f"compile with {portable}{options} for this machine"
+    if any(variant["kind"] == "cuda" for variant in variants) and (missing := _missing_gpu_driver()):
+        others = asked and any(variant["kind"] not in asked for variant in variants)
+        way = "leave out --device (devices=)" if others else "compile with --target=cpu"
+        hint = f"{way}, or run it on a machine with an NVIDIA GPU and its driver ({missing})"
     return BundleError(bundle.where, "this machine cannot run the bundle", offered, hint=hint)
+
+
+def _missing_gpu_driver() -> str:
+    """Return the reason why this machine has no GPU driver, or an empty string."""
+    return str(import_module("aotc.vmfb.devices.cuda.driver").missing())
 
 
 def _requested_ordinals(where: str, devices: Any) -> tuple[dict[str, int], bool]:

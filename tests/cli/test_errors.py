@@ -218,6 +218,25 @@ def test_bundles_for_other_cpus_and_devices_are_refused():
 
 
 @pytest.mark.ir
+def test_a_missing_gpu_driver_is_not_a_reason_to_compile_for_this_machine(monkeypatch):
+    from aotc.vmfb.devices.cuda import driver
+
+    monkeypatch.setattr(driver, "missing", lambda: "no NVIDIA driver")
+    manifest, segments = tiny.parts()
+    gpu = {**manifest["variants"][0], "kind": "cuda", "target": "cuda:sm_90"}
+    both = write_bundle(None, {**manifest, "variants": [*manifest["variants"], gpu]}, segments)
+    with pytest.raises(BundleError, match=r"cuda:sm_90: no NVIDIA driver") as caught:
+        aotc.load(both, devices="cuda:0")
+    assert "try: leave out --device (devices=), or run it on a machine with an NVIDIA GPU" in str(caught.value)
+    alone = write_bundle(None, {**manifest, "variants": [gpu]}, segments)
+    for devices in (None, "cuda:0"):
+        with pytest.raises(BundleError, match=r"cuda:sm_90: no NVIDIA driver") as caught:
+            aotc.load(alone, devices=devices)
+        assert "try: compile with --target=cpu, or run it on a machine with an NVIDIA GPU" in str(caught.value)
+        assert "for this machine" not in str(caught.value)
+
+
+@pytest.mark.ir
 def test_other_files_are_refused_as_bundles(tmp_path):
     with pytest.raises(BundleError, match="not an aotc bundle"):
         aotc.load(b"PK\x03\x04" + bytes(100))

@@ -96,6 +96,47 @@ def test_invalid_trusted_keys_are_refused(trusted):
         aotc.load(tiny.bundle(), trusted_keys=trusted)
 
 
+class TestWrongKeys:
+    """The message names the mistake, and the place is the file."""
+
+    def refused(self, key):
+        with pytest.raises(BundleError) as caught:
+            aotc.load(tiny.bundle(), trusted_keys=[key])
+        text = str(caught.value)
+        assert "Errno" not in text
+        return text
+
+    def test_a_private_key_names_its_public_key(self, keys):
+        text = self.refused(str(keys / "me"))
+        assert text.startswith(f"{keys / 'me'}: error: this is a private key")
+        assert f"its public key: {keys / 'me.pub'}" in text
+        assert "private key" in self.refused((keys / "me").read_bytes())
+
+    def test_a_missing_file(self, keys):
+        text = self.refused(str(keys / "none.pub"))
+        assert text.startswith(f"{keys / 'none.pub'}: error: there is no such file")
+
+    @pytest.mark.parametrize("digits", ["abcd", "0" * 63, "0" * 66])
+    def test_digits_of_another_length(self, digits):
+        text = self.refused(digits)
+        assert text.startswith(f"{digits}: error: wrong length of a public key")
+        assert f"{len(digits)} digits" in text
+        assert "64 hexadecimal digits" in text
+
+    def test_a_file_without_a_key(self, tmp_path):
+        (tmp_path / "x.pub").write_text("hello")
+        text = self.refused(tmp_path / "x.pub")
+        assert text.startswith(f"{tmp_path / 'x.pub'}: error: cannot read the public key")
+        assert "the .pub file" in text
+
+    def test_a_public_key_does_not_sign(self, path, keys):
+        with pytest.raises(BundleError, match="this is a public key, and a private key signs") as caught:
+            sign_bundle(str(path), str(keys / "me.pub"))
+        assert f"the private key: {keys / 'me'}" in str(caught.value)
+        with pytest.raises(BundleError, match="there is no such file"):
+            sign_bundle(str(path), str(keys / "none"))
+
+
 def test_an_executor_of_another_bundle_never_serves_a_trusted_one(path, keys, monkeypatch):
     """The evil one is loaded first: its executor counts its runs."""
     monkeypatch.setattr(native, "_PROCESS", native._Process())
