@@ -199,6 +199,38 @@ def test_diff_page_shows_equal_and_different_bundles(files):
     assert "peak of live values" in done.output
 
 
+def test_diff_compares_a_shared_kernel_at_each_of_its_places():
+    """The narrow network's layers share a kernel; those of the wide one do not."""
+
+    def network(width):
+        first, wide = (np.eye(256, n, dtype="f") for n in (256, width))
+
+        def f(x):
+            with jax.named_scope("first"):
+                x = jnp.tanh(x @ first)
+            with jax.named_scope("wide"):
+                return jnp.tanh(x @ wide)
+
+        return aotc.compile(f, np.ones((8, 256), "f"))
+
+    found = aotc.diff(network(1024), network(256))
+    rows = {("first" if "first" in row.loc else "wide"): row for row in found.kernels if "matmul" in row.kernel}
+    assert len({row.kernel for row in rows.values()}) == 1, "the layers share no kernel"
+    assert {name: row.state for name, row in rows.items()} == {"first": "same", "wide": "changed"}
+    assert rows["first"].first == rows["first"].second
+    assert rows["wide"].first > 2 * rows["wide"].second
+    assert "removed" not in {row.state for row in found.kernels}
+
+
+def test_kernels_of_repeated_layers_have_one_row():
+    def facts(text):
+        steps = [{"kernel": "k0_mul", "runs": 1, "ns": 5.0, "loc": f"jit(f)/block_{n}/mul at f.py:3"} for n in range(4)]
+        return {"kernels": {"k0_mul": {"text": text, "loc": "jit(f)/block_0/mul at f.py:3"}}, "steps": steps}
+
+    (row,) = compare_kernels(facts("def k0_mul(x)"), facts("def k0_mul(y)"))
+    assert (row.state, row.first, row.second, row.loc) == ("changed", 20.0, 20.0, "jit(f)/block_0/mul at f.py:3")
+
+
 def test_kernels_are_paired_by_text_before_names():
     def facts(**kernels):
         rows = {n: {"text": f"def {n}({t})", "loc": "", "code_bytes": 1} for n, t in kernels.items()}

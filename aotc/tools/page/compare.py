@@ -69,7 +69,7 @@ class DiffWeight:
 
 @dataclass(frozen=True, slots=True)
 class DiffKernel:
-    """A kernel of the second bundle, or of the first alone.
+    """A kernel of the second bundle, or of the first alone; at several places of the model it may have several rows.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class DiffKernel:
         ``same``: equal text. ``changed``: paired by scope and kind, or by name. ``removed``: only in the first bundle.
         ``added``: only in the second.
     first, second : float
-        Nanoseconds of all its runs in a call.
+        Nanoseconds of its runs in a call.
     loc : str
     """
 
@@ -350,41 +350,82 @@ def compare_weights(
 # ---------------------------------------------------------------- kernels
 
 
+@dataclass(frozen=True, slots=True)
+class _KernelUse:
+    """A kernel at one place of the model: layers of equal shape share a kernel."""
+
+    kernel: str
+    loc: str
+    digest: str
+    ns: float
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The scope and file, without lines, and the kind, ``matmul`` of ``k3_matmul``; or nothing."""
+        kind = re.sub(r"^k\d+_", "", self.kernel)
+        return (re.sub(r":\d+", "", self.loc), kind) if self.loc else ()
+
+
+def _kernel_uses(facts: Facts) -> list[_KernelUse]:
+    """Return the uses of each kernel in a call in the order of kernels; of an unused kernel, one without time."""
+    found = []
+    for name, kernel in facts["kernels"].items():
+        times: dict[str, float] = {}
+        for step in facts["steps"]:
+            if step["kernel"] == name:
+                loc = step.get("loc") or kernel["loc"]
+                times[loc] = times.get(loc, 0) + step["runs"] * step["ns"]
+        digest = kernel_text_digest(kernel["text"])
+        found += [_KernelUse(name, loc, digest, ns) for loc, ns in (times or {kernel["loc"]: 0}).items()]
+    return found
+
+
+_Pair = tuple[_KernelUse | None, _KernelUse | None]
+
+
 def compare_kernels(first: Facts, second: Facts) -> tuple[DiffKernel, ...]:
-    """Return rows of kernels: pairs of equal text, then of equal scope and kind in order, then of equal names."""
-    digests = [{name: kernel_text_digest(k["text"]) for name, k in f["kernels"].items()} for f in (first, second)]
-    left, right = (list(d) for d in digests)
-    pairs: list[tuple[str, str, str]] = []
-    for name in list(left):
-        equal = [other for other in right if digests[1][other] == digests[0][name]]
-        if equal:
-            other = name if name in equal else equal[0]
-            left.remove(name)
-            right.remove(other)
-            pairs.append((name, other, SAME))
-    keys: tuple[Callable[[Facts, str], tuple[str, ...]], ...] = (_place_of, lambda _, name: (name,))
+    """Return rows of kernels at their places: pairs of equal text, then of equal scope and kind, then of equal names.
+
+    Pairs of equal text have the same place if possible. Rows of a kernel at several places are one row if all of them
+    are pairs with the same kernel.
+    """
+    left, right = _kernel_uses(first), _kernel_uses(second)
+    pairs: list[_Pair] = []
+    keys: tuple[Callable[[_KernelUse], Any], ...] = (
+        lambda use: (use.digest, use.place), lambda use: (use.digest, use.kernel), lambda use: use.digest,
+        lambda use: use.place, lambda use: use.kernel,
+    )  # fmt: skip
     for key in keys:
-        for name in list(left):
-            mine = key(first["kernels"][name], name)
-            found = next((other for other in right if mine and key(second["kernels"][other], other) == mine), None)
-            if found is not None:
-                left.remove(name)
-                right.remove(found)
-                pairs.append((name, found, CHANGED))
-    pairs += [(name, "", REMOVED) for name in left] + [("", name, ADDED) for name in right]
-    return tuple(_kernel_row(first, second, *pair) for pair in pairs)
+        for use in list(left):
+            other = next((other for other in right if key(use) and key(other) == key(use)), None)
+            if other is not None:
+                left.remove(use)
+                right.remove(other)
+                pairs.append((use, other))
+    return _rows_of_pairs([*pairs, *((use, None) for use in left), *((None, use) for use in right)])
 
 
-def _place_of(facts: Facts, name: str) -> tuple[str, ...]:
-    """Return the scope and file of a kernel, without lines, and its kind, ``matmul`` of ``k3_matmul``; or nothing."""
-    kind = re.sub(r"^k\d+_", "", name)
-    return (re.sub(r":\d+", "", facts["loc"]), kind) if facts["loc"] else ()
+def _rows_of_pairs(pairs: Sequence[_Pair]) -> tuple[DiffKernel, ...]:
+    """Return a row for each pair; one row for all pairs of two kernels that have no other pairs."""
+    partners: dict[tuple[bool, str], set[str]] = {}
+    for one, two in pairs:
+        if one is not None:
+            partners.setdefault((False, one.kernel), set()).add(two.kernel if two else "")
+        if two is not None:
+            partners.setdefault((True, two.kernel), set()).add(one.kernel if one else "")
+    merged: dict[tuple[str, ...], list[_Pair]] = {}
+    for number, (one, two) in enumerate(pairs):
+        a, b = one.kernel if one else "", two.kernel if two else ""
+        alone = len(partners.get((False, a), ())) <= 1 and len(partners.get((True, b), ())) <= 1
+        merged.setdefault((a, b) if alone else (a, b, str(number)), []).append((one, two))
+    return tuple(map(_kernel_row, merged.values()))
 
 
-def _kernel_row(first: Facts, second: Facts, a: str, b: str, state: str) -> DiffKernel:
-    facts = second["kernels"][b] if b else first["kernels"][a]
-    return DiffKernel(b or a, a, state, _kernel_nanoseconds(first, a), _kernel_nanoseconds(second, b), facts["loc"])
-
-
-def _kernel_nanoseconds(facts: Facts, name: str) -> float:
-    return sum(step["runs"] * step["ns"] for step in facts["steps"] if name and step["kernel"] == name)
+def _kernel_row(pairs: Sequence[_Pair]) -> DiffKernel:
+    """Return the row of pairs of the same two kernels; its place is that of the first pair."""
+    one, two = pairs[0]
+    state = ADDED if one is None else REMOVED if two is None else SAME if one.digest == two.digest else CHANGED
+    times = [sum(use.ns for use in side if use is not None) for side in zip(*pairs)]
+    shown = two or one
+    assert shown is not None
+    return DiffKernel(shown.kernel, one.kernel if one else "", state, times[0], times[1], shown.loc)
