@@ -157,6 +157,9 @@ class Argument:
             imported_array = import_host_array(value)
         except Exception:  # as above
             imported_array = None
+        if imported_array is None and type(error).__name__ == "TracerArrayConversionError":
+            hint = "call the module outside jax.jit, or in jax.pure_callback(module, shapes, ...)"
+            raise ArgumentError(where, f"{self.label} is traced by JAX and has no value", hint=hint) from error
         if imported_array is None:
             raise ArgumentError(where, f"{self.label} cannot be read as an array: {error}") from error
         return imported_array

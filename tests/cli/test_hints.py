@@ -3,6 +3,7 @@
 import json
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -108,3 +109,29 @@ def test_a_bundle_for_gpus_needs_a_gpu():
     assert lines[2:] == ["--portable compiles for other machines too"]
     assert lines[1] == f"runs on cuda:compute_80: {gpu}"
     assert _least_processor_lines(aotc.compile(MODEL, target="cuda:compute_80")) == [lines[1]]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("timeout", "try: aotc.load(..., timeout=1), or module.main.options(deadline=1)(...)"),
+        ("donate", "try: module.main.options(donate=...)(...)"),
+    ],
+)
+def test_an_option_among_the_arguments_of_a_call_has_a_hint(name, hint):
+    module = aotc.load(tiny.bundle())
+    with pytest.raises(aotc.ArgumentError) as error:
+        module(np.ones(3, "f4"), **{name: 1})
+    assert f"there is no argument {name!r}" in str(error.value)
+    assert str(error.value).endswith(hint)
+
+
+def test_a_call_inside_jit_suggests_a_callback():
+    module = aotc.compile(jnp.tanh, np.ones(3, "f4")).load()
+    x = np.linspace(0, 1, 3, dtype="f4")
+    with pytest.raises(aotc.ArgumentError) as error:
+        jax.jit(module)(x)
+    assert "(x) is traced by JAX and has no value\n  try: call the module outside jax.jit" in str(error.value)
+    shape = jax.ShapeDtypeStruct((3,), "float32")
+    got = jax.jit(lambda x: jax.pure_callback(module, shape, x))(x)
+    np.testing.assert_allclose(got, np.tanh(x.astype("f8")), rtol=1e-6)

@@ -13,6 +13,13 @@ from aotc.vmfb.errors import ArgumentError, CallError
 _LEAF: trees.Node = {"kind": "leaf"}
 
 
+_CALL_OPTIONS = {
+    "timeout": "aotc.load(..., timeout=1), or module.main.options(deadline=1)(...)",
+    **{name: f"module.main.options({name}=...)(...)" for name in ("deadline", "wait", "donate", "results")},
+}
+"""Options of a call that users pass as arguments, and where each belongs."""
+
+
 class Parameters:
     """The parameters of a function, positional ones first, then keyword-only ones.
 
@@ -81,7 +88,9 @@ class Parameters:
         given = [*self.names[: min(count, self._positional)], *[f"{more} more"] * (more > 0), *kwargs]
         description = f"{count + len(kwargs)}: {', '.join(given)}" if given else "none"
         expected = f"{len(self.names)}: {', '.join(self.names)}" if self.names else "none"
-        return ArgumentError(self._where, "wrong arguments: " + ", ".join(problems), description, expected)
+        options = [name for name in kwargs if name in _CALL_OPTIONS and name not in self._by_name]
+        hint = _CALL_OPTIONS[options[0]] if options else ""
+        return ArgumentError(self._where, "wrong arguments: " + ", ".join(problems), description, expected, hint)
 
     def flattener(self) -> trees.Flatten:
         """Return ``f(values, leaves)``, which appends the leaves of all arguments, in order, to a list."""
