@@ -70,7 +70,7 @@ List what the ranks of a sharded model send, with times for InfiniBand:
 
 aotc explain collectives sharded.vmfb --link=ib
 
-Simulate a call of a sharded model on hosts of 8 GPUs, which this machine need not have:
+Simulate a call of a sharded model on hosts with 8 GPUs, without GPUs here:
 
 aotc explain step sharded.vmfb --between=ethernet --ranks-per-host=8
 """
