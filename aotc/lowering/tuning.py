@@ -68,7 +68,7 @@ class Choice:
     def __str__(self) -> str:
         if self.size is None:
             return f"{self.threshold} = {self.value}"
-        return f"{self.threshold} {'holds' if self.value else 'does not hold'} for {self.size}"
+        return f"{self.threshold} {'includes' if self.value else 'excludes'} {self.size}"
 
 
 def choices_of(record: Mapping[str, Any]) -> tuple[Choice, ...]:

@@ -529,10 +529,10 @@ def _variant_notes(variant: Mapping[str, Any]) -> list[str]:
         lines.append(f"calls Python functions, given at load: {', '.join(variant['custom_calls'])}")
     for name, choices in variant["specialized"].items():
         sizes = "; ".join(", ".join(f"{dim}={size}" for dim, size in choice.items()) for choice in choices)
-        lines.append(f"{name} has code of its own for {sizes}")
+        lines.append(f"{name} has specialized code for {sizes}")
     for name, row in variant["prepared"].items():
         total = size_text(sum(value["bytes"] for value in row["values"]))
-        lines.append(f"{name} bound to {names_text(row['bound'])} reads {total} that is computed of these once:")
+        lines.append(f"{name} bound to {names_text(row['bound'])} reads {total} that bind() computes once:")
         for value in row["values"]:
             text = f"{value['dtype']}[{', '.join(map(str, value['dims']))}]"
             lines.append(f"  {text} ({size_text(value['bytes'])}) from {names_text(value['from'])}")

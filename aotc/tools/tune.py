@@ -118,21 +118,25 @@ class TuneResult(DisplayedResult):
 
     def document(self) -> Document:
         """Return the report: accepted choices with their gains, counts of outcomes, and times before and after."""
-        rows = [
-            (str(t.choice), "" if t.ratio is None else f"{t.ratio:.3f}") for t in self.trials if t.outcome == FASTER
-        ]
+        faster = [trial for trial in self.trials if trial.outcome == FASTER]
+        rows = [(str(t.choice), "" if t.ratio is None else _speedup_text(t.ratio)) for t in faster]
         counts = {name: sum(t.outcome == name for t in self.trials) for name in (SLOWER, SAME, WRONG, FAILED)}
         outcomes = [f"{len(rows)} {FASTER}", *(f"{count} {name}" for name, count in counts.items() if count)]
-        blocks: list[Block] = [table([Column("choice"), Column("time", True)], rows)] if rows else []
+        blocks: list[Block] = [table([Column("choice"), Column("faster", True)], rows)] if rows else []
         blocks.append(Line(f"{count_text(len(self.trials), 'candidate')} tried: {', '.join(outcomes)}"))
         if self.untried:
             blocks.append(Line(f"{count_text(self.untried, 'candidate')} left: a longer --budget tries more"))
         low, high = self.ratio[1:]
-        interval = f"{self.ratio[0]:.3f} [{low:.3f}, {high:.3f}] of the time"
+        interval = f"{_speedup_text(self.ratio[0])} faster [{_speedup_text(high)}, {_speedup_text(low)}]"
         times = f"{time_text(self.before)} before, {time_text(self.after)} after"
         unchanged = "the bundle stays as it is: no choice makes it faster"
         blocks.append(Line(f"{times}: {interval}" if self.choices else unchanged))
         return Document("", tuple(blocks))
+
+
+def _speedup_text(ratio: float) -> str:
+    """Format a ratio of times as a speedup: 0.5 is ``2.00x``."""
+    return f"{1 / ratio:.2f}x"
 
 
 @dataclass(frozen=True, slots=True)

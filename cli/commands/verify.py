@@ -46,7 +46,8 @@ def command(
 
             signature_verifier(trusted_key)(opened)
         check_bundle(bundle.read_bytes())
-        print(f"{bundle}: ok, {count} segments match their sha256, and all variants are whole; not run here: {missing}")
+        checked = f"{count} segments match their sha256, and all variants are complete"
+        print(f"{bundle}: ok, {checked}; not run here: {missing}")
         return
     register_custom_calls_from(custom_calls)
     module = aotc.load(str(bundle), verify=True, trusted_keys=trusted_key or None)

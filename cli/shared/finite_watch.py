@@ -21,7 +21,7 @@ def watched_call(module: LoadedModule, name: str, values: Sequence[Any]) -> tupl
     for odd in found:
         print(odd, file=sys.stderr)
     if not found:
-        print("no dispatch makes NaN or infinity", file=sys.stderr)
+        print("no kernel computes NaN or infinity", file=sys.stderr)
     return results, bool(found)
 
 

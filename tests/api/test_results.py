@@ -197,3 +197,21 @@ def test_bench_measures_the_memory_of_the_bundle_only(tmp_path):
     more = np.ones(1 << 25)  # 268 MB
     (one,) = aotc.bench(tmp_path / "m.vmfb", seconds=0.02, rounds=1).bundles
     assert 1 << 23 < one.memory_after_load < more.nbytes
+
+
+def test_diff_shows_both_columns_of_an_option_that_one_bundle_has():
+    from aotc.tools.page.compare import BundleDiff, DiffFact
+
+    facts = (DiffFact("option tuning", "", "2 choices of aotc tune"),)
+    text = str(BundleDiff("a.vmfb", "b.vmfb", facts, (), (), ()))
+    head, _, row = [line for line in text.splitlines() if line.strip()][:3]
+    assert head.split() == ["differs", "a.vmfb", "b.vmfb"]
+    assert row.split(maxsplit=3)[2:] == ["none", "2 choices of aotc tune"]
+
+
+def test_diff_counts_the_choices_of_a_tuning_record():
+    from aotc.tools.page.compare import _option_text
+
+    assert _option_text("tuning", {"version": 1, "choices": [{}, {}]}) == "2 choices of aotc tune"
+    assert _option_text("tuning", {}) == ""
+    assert _option_text("opt_level", 0) == "0"

@@ -43,7 +43,7 @@ def test_inspect_lists_host_ops_and_verify_accepts_them(bundle):
         assert part in said
     (variant,) = json.loads(run("inspect", bundle, "--json").output)["variants"]
     assert [(row["function"], row["op"]) for row in variant["on_host"]] == [("main", "LAPACK's getrf")]
-    assert "all variants are whole" in run("verify", bundle).output
+    assert "all variants are complete" in run("verify", bundle).output
 
 
 @pytest.mark.parametrize("subject", ["schedule", "memory", "fusion"])

@@ -69,7 +69,7 @@ def test_fused_neighbours_have_their_reasons():
     (region,) = explain_fusion(lambda x: (jnp.tanh(x) + 1)[:, :4] * 2, normal(8, 8)).regions
     assert region.ops == ("tanh", "add", "mul")
     assert [(n.ops, n.reason) for n in region.neighbours if n.taken] == [
-        (("add",), "it is computed where its operand is"),
+        (("add",), "computed in the loop of its operand"),
         (("tanh", "add"), "only this region reads it"),
     ]
 

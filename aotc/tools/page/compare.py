@@ -117,7 +117,7 @@ class BundleDiff(DisplayedResult):
         blocks: list[Block] = []
         if self.facts:
             columns = [Column("differs"), Column(a), Column(b)]
-            blocks.append(table(columns, [(f.name, f.first, f.second) for f in self.facts]))
+            blocks.append(table(columns, [(f.name, f.first or "none", f.second or "none") for f in self.facts]))
         else:
             blocks.append(Line("signatures, targets and options are the same"))
         texts: Mapping[str, Callable[[float], str]] = {
@@ -257,8 +257,15 @@ def _texts_of(opened: OpenedBundle, function: str) -> dict[str, str]:
     found |= {f"layout of {x.name}": layout_text(x.layout) for x in (*signature.inputs, *signature.outputs) if x.layout}
     if manifest.get("source"):
         options = restore_source(opened).options
-        found |= {f"option {name}": str(value) for name, value in options.items()}
+        found |= {f"option {name}": _option_text(name, value) for name, value in options.items()}
     return found
+
+
+def _option_text(name: str, value: object) -> str:
+    """Return an option as text; of a tuning record, the number of choices."""
+    if name == "tuning" and isinstance(value, Mapping) and "choices" in value:
+        return f"{count_text(len(value['choices']), 'choice')} of aotc tune"
+    return "" if value in ({}, [], ()) else str(value)
 
 
 def _differing_facts(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[DiffFact, ...]:

@@ -108,7 +108,7 @@ def test_run_says_where_and_exits_with_3(bundle):
     clean.write_bytes(aotc.compile(jnp.sin, X))
     done = run(clean, "--zeros", "--nan-watch")
     assert done.exit_code == 0
-    assert "no dispatch makes NaN or infinity" in done.stderr
+    assert "no kernel computes NaN or infinity" in done.stderr
 
 
 def test_a_call_that_ends_the_process_leaves_what_repeats_it(tmp_path):

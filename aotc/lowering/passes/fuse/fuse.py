@@ -338,7 +338,7 @@ class _FusionGrouper:
         """Add ``op`` to ``group`` if nothing refuses it; return True if it was added."""
         trial = group.anchors.copy()  # type: ignore[union-attr]
         refusal = self._join_refusal(op, group, sources, trial)
-        if not self.record.record_decision([op], group, refusal, "it is computed where its operand is"):
+        if not self.record.record_decision([op], group, refusal, "computed in the loop of its operand"):
             return False
         if trial.reduced is not None:
             group.kind = _reduce_kind(trial)
@@ -354,7 +354,7 @@ class _FusionGrouper:
         if self.level == 1 and group.kind != "loop":
             return "only loops take ops at -O1"
         if op.name == "reduce" and group.kind not in ("loop", "row", "reduce"):
-            return f"a reduction joins no region of kind {group.kind}"
+            return f"a reduction cannot join a region of kind {group.kind}"
         # Bit n of these integers is set if group n must run first.
         if _groups_that_run_before(group, sources) >> group.number & 1:
             return "another operand needs its results first"
