@@ -14,7 +14,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
@@ -119,9 +119,10 @@ class TuneResult(DisplayedResult):
     def document(self) -> Document:
         """Return the report: accepted choices with their gains, counts of outcomes, and times before and after."""
         faster = [trial for trial in self.trials if trial.outcome == FASTER]
-        rows = [(str(t.choice), "" if t.ratio is None else _speedup_text(t.ratio)) for t in faster]
+        final = [trial for trial in faster if trial.choice in self.choices]  # a later choice may replace one
+        rows = [(str(t.choice), "" if t.ratio is None else _speedup_text(t.ratio)) for t in final]
         counts = {name: sum(t.outcome == name for t in self.trials) for name in (SLOWER, SAME, WRONG, FAILED)}
-        outcomes = [f"{len(rows)} {FASTER}", *(f"{count} {name}" for name, count in counts.items() if count)]
+        outcomes = [f"{len(faster)} {FASTER}", *(f"{count} {name}" for name, count in counts.items() if count)]
         blocks: list[Block] = [table([Column("choice"), Column("faster", True)], rows)] if rows else []
         blocks.append(Line(f"{count_text(len(self.trials), 'candidate')} tried: {', '.join(outcomes)}"))
         if self.untried:
@@ -156,7 +157,7 @@ class TuneSettings:
     Attributes
     ----------
     budget : float
-        Seconds of the search.
+        Seconds of the search. Loading, the reference and the last measurement take some seconds more.
     devices : str or sequence of str, optional
         The device to tune for, as in :func:`aotc.load`.
     threads : int, optional
@@ -191,7 +192,8 @@ def tune(
 ) -> TuneResult:  # fmt: skip
     """Search compiler decisions that make a bundle faster on this machine, and compile it with them.
 
-    Results of each candidate are compared with XLA's on the same arguments. With the returned record, later
+    An interrupt (Ctrl-C) ends the search early, and what it has found is the result. Results of each candidate are
+    compared with XLA's on the same arguments. With the returned record, later
     compilations make the same choices, for this model or for others on the same target.
 
     Parameters
@@ -335,26 +337,35 @@ class _Search:
     # ------------------------------------------------------------ the search
 
     def run(self, process: TrialProcess, end: float) -> tuple[tuple[TuningTrial, ...], int]:
-        """Try candidates until ``end`` (of ``time.monotonic``); return trials and the count of untried candidates."""
+        """Try candidates until ``end`` (of ``time.monotonic``) or an interrupt.
+
+        Returns
+        -------
+        trials : tuple of TuningTrial
+        untried : int
+            Number of candidates that were not tried.
+        """
         best = self._lower(None)
         waiting, ready = self._shuffled(_changed_choices(best.answers, {})), list[_Candidate]()
         self._report_progress(f"{len(waiting)} candidates for {self.function} on {self.target.name}")
-        while (left := end - time.monotonic()) > 0:
-            ready = ready or self._lower_all(waiting, best, end - (1 - LOWERING_SHARE) * left)
-            if not ready:
-                break
-            candidate = ready.pop(0)
-            number = len(self.trials) + 1
-            self._report_progress(f"candidate {number} of {number + len(ready) + len(waiting)}: {candidate.choice}")
-            trial = self._run_trial(process, candidate)
-            self.trials.append(trial)
-            if trial.outcome == FASTER:
-                self.choices = _with_choice(self.choices, trial.choice)
-                self._report_progress(f"{trial.choice}: {trial.ratio:.3f} of the time")
-                lowered = [c.choice for c in ready if c.choice is not None]  # the new choice may change their code
-                following = _changed_choices(candidate.answers, best.answers)
-                waiting[:0] = [*_next_block_sizes(trial.choice), *following, *lowered]
-                best, ready = candidate, []
+        with suppress(KeyboardInterrupt):  # ends the search; what it has found is the result
+            while (left := end - time.monotonic()) > 0:
+                ready = ready or self._lower_all(waiting, best, end - (1 - LOWERING_SHARE) * left)
+                if not ready:
+                    break
+                candidate = ready.pop(0)
+                number = len(self.trials) + 1
+                self._report_progress(f"candidate {number} of {number + len(ready) + len(waiting)}: {candidate.choice}")
+                trial = self._run_trial(process, candidate)
+                self.trials.append(trial)
+                if trial.outcome == FASTER:
+                    self.choices = _with_choice(self.choices, trial.choice)
+                    self._report_progress(f"{trial.choice}: {_speedup_text(trial.ratio or 1.0)} faster")
+                    # The new choice may change the code of lowered candidates.
+                    lowered = [c.choice for c in ready if c.choice is not None]
+                    following = _changed_choices(candidate.answers, best.answers)
+                    waiting[:0] = [*_next_block_sizes(trial.choice), *following, *lowered]
+                    best, ready = candidate, []
         return tuple(self.trials), len(ready) + len(waiting)
 
     def _shuffled(self, choices: Iterator[Choice]) -> list[Choice]:

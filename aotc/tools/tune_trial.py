@@ -151,11 +151,19 @@ class TrialProcess:
 
     def run(self, candidate: str, best: str, *, full: bool = False, seconds: float = TRIAL_SECONDS) -> dict[str, Any]:
         """Run a trial and return the result of :meth:`Trials.run`, or ``{"failed": reason}`` if the process failed."""
+        try:
+            return self._exchange(json.dumps([candidate, best, full]), seconds)
+        except BaseException:  # an interrupt: a later result would be that of this trial
+            self.close()
+            raise
+
+    def _exchange(self, job: str, seconds: float) -> dict[str, Any]:
+        """Send a trial to the child, and return its result."""
         child = self._child = self._child or self._start()
         assert child.stdin is not None
         assert child.stdout is not None
         try:
-            child.stdin.write(json.dumps([candidate, best, full]) + "\n")
+            child.stdin.write(job + "\n")
             child.stdin.flush()
         except BrokenPipeError:
             return self._failure(child)
@@ -192,7 +200,9 @@ class TrialProcess:
 
 def _start_child(command: Sequence[str], log_path: str) -> subprocess.Popen[str]:
     with open(log_path, "w") as log:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        )  # Ctrl-C in a terminal is for this process, which needs the child for the last measurement
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -189,6 +190,36 @@ def test_a_trial_that_crashes_or_does_not_end_is_a_failure(trials, monkeypatch):
 def test_a_missing_candidate_is_a_failure(trials):
     process, path = trials
     assert "none.vmfb" in process.run("none.vmfb", path)["failed"]
+    assert process.run(path, path)["ratio"] > 0
+
+
+def test_an_interrupt_ends_the_search_with_what_it_has_found(bundle, monkeypatch):
+    run_trial, trials = tune_module._Search._run_trial, []
+
+    def interrupted(search, process, candidate):
+        if len(trials) == 2:
+            raise KeyboardInterrupt
+        trials.append(run_trial(search, process, candidate))
+        return trials[-1]
+
+    monkeypatch.setattr(tune_module._Search, "_run_trial", interrupted)
+    result = aotc.tune(bundle, budget=60, threads=1)
+    assert [t for t in result.trials if t.outcome != "same code"] == trials
+    assert result.untried > 0
+    assert "left" in str(result)
+
+
+def test_an_interrupt_in_a_trial_ends_its_process(trials, monkeypatch):
+    process, path = trials
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tune_trial, "select", SimpleNamespace(select=interrupt))
+        with pytest.raises(KeyboardInterrupt):
+            process.run(path, path)
+    assert process._child is None
     assert process.run(path, path)["ratio"] > 0
 
 
