@@ -53,9 +53,9 @@ class NonFiniteValue(NamedTuple):
         place = f"{self.array}[{', '.join(map(str, self.at))}]"
         more = f", {self.elements:,} elements are not finite" if self.elements > 1 else ""
         if self.step < 0:
-            return f"{self.value} comes with {place}{more}"
+            return f"{place} is {self.value}{more}"
         loc = f" ({self.loc})" if self.loc else ""
-        return f"{self.value} is made by dispatch {self.step}, {self.kernel}{loc}: {place}{more}"
+        return f"dispatch {self.step}, {self.kernel}{loc}, computes {self.value}: {place}{more}"
 
 
 def first_non_finite(
