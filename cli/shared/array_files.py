@@ -194,9 +194,11 @@ def _read_json(path: str, room: Sequence[Mapping[str, Any]]) -> Named:
 
 
 def _array_of_entry(name: str, entry: object) -> np.ndarray:
-    if not isinstance(entry, dict) or not {"dtype", "data"} <= entry.keys() or entry["dtype"] not in DTYPES:
+    if not isinstance(entry, dict) or not {"dtype", "data"} <= entry.keys():
         form = f'{{"{name}": {{"dtype": "f32", "shape": [2, 3], "data": [...]}}}}'
         raise ValueError(f"{name!r} has no dtype and data; write {form}")
+    if entry["dtype"] not in DTYPES:
+        raise ValueError(f"the dtype of {name!r} is {entry['dtype']!r}; expected one of {', '.join(DTYPES)}")
     row = DTYPES[entry["dtype"]]
     values: np.ndarray = np.array(_parsed_json(entry["data"]), _WIDEST[row.kind])
     if row.kind == "c":

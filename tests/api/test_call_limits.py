@@ -169,7 +169,8 @@ def test_states_work_in_coroutines_and_with_limits():
         ({"max_in_flight": 0}, "max_in_flight is 0"), ({"max_in_flight": "2"}, "max_in_flight is '2'"),
         ({"max_in_flight": True}, "max_in_flight is True"), ({"timeout": 0}, "timeout is 0"),
         ({"timeout": float("nan")}, "timeout is nan"), ({"timeout": "1"}, "timeout is '1'"),
-        ({"threads": 0}, "threads is not a number"), ({"threads": 1.5}, "threads is not a number"),
+        ({"threads": 0}, "threads must be an integer from 1 to 1024"),
+        ({"threads": 1.5}, "threads must be an integer from 1 to 1024"),
     ],
 )  # fmt: skip
 def test_invalid_limits_are_refused(bundle, limit, message):

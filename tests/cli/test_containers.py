@@ -100,9 +100,10 @@ def test_arrays_match_arguments_by_name_before_order():
     ("name", "data", "part"),
     [
         ("x.json", b"{", "Expecting"),
-        ("x.json", b'{"a": {"dtype": "f99", "data": [1]}}', "f99"),
-        ("x.safetensors", b"12", "header is longer"),
-        ("x.safetensors", (2**40).to_bytes(8, "little") + b"{}", "header is longer"),
+        ("x.json", b'{"a": {"dtype": "f99", "data": [1]}}', "dtype of 'a' is 'f99'"),
+        ("x.json", b'{"a": [[1, 2]]}', "'a' has no dtype and data"),
+        ("x.safetensors", b"12", "not the length of a header"),
+        ("x.safetensors", (2**40).to_bytes(8, "little") + b"{}", "not the length of a header"),
         ("x.bin", b"123", "3 bytes, expected 16"),
     ],
 )
