@@ -56,6 +56,45 @@ def test_kernels_without_loops_need_no_passes(value, expected):
     assert needs_no_llvm_passes(parse_kernel(text)) is expected
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_conversions_of_one_element_match_xla(dtype):
+    """A wider float keeps the register of a loaded one, but not its bits."""
+
+    def function(x):
+        wide = x.astype("float32")
+        return wide, jax.lax.bitcast_convert_type(wide, "uint32"), x, (x > 0) & (wide < 3)
+
+    x = jnp.asarray(-1.25, dtype)
+    module = aotc.load(aotc.compile(function, x))
+    for found, expected in zip(module(x), jax.jit(function)(x), strict=True):
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+SCALARS = (
+    "bool", "int4", "uint4", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bfloat16",
+    "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "complex128",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", SCALARS)
+def test_single_elements_of_every_dtype_match_jax(dtype):
+    """Conversions to every dtype, comparisons, selections and sums, as kernels without loops."""
+    is_complex = dtype.startswith("complex")
+
+    def function(x, y):
+        others = [to for to in SCALARS if to.startswith("complex") or not is_complex]
+        results = [*(x.astype(to) for to in others), jnp.where(x == y, x, y), x != y]
+        return results if dtype == "bool" else [*results, x + y, x * y, x - y]
+
+    with jax.enable_x64(True):
+        for value in (0, 3) if dtype == "bool" or dtype.startswith("uint") else (-2, 0, 3):
+            x, y = jnp.asarray(value).astype(dtype), jnp.asarray(1).astype(dtype)
+            module = aotc.load(aotc.compile(function, x, y))
+            for found, expected in zip(module(x, y), function(x, y), strict=True):
+                assert found.dtype == expected.dtype
+                np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
 def test_no_pass_vectorizes_a_map(monkeypatch):
     """Four vectors an iteration, and what is left in shorter ones; loads come before stores."""
     monkeypatch.setattr(back_end.Library, "optimize", None)

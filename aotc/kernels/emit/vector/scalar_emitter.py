@@ -196,7 +196,8 @@ class ScalarEmitter(BodyEmitter):
 
     def __init__(self, builder: ir.IRBuilder, kernel: Kernel, target: Target, emit_tile: EmitTile) -> None:
         super().__init__(builder, kernel, target, emit_tile)
-        self._raw: dict[int, tuple[ir.Value, ir.Value]] = {}  # loaded floats: their bits and registers, by id()
+        # Loaded floats by id() of their registers: bits, register, dtype. Conversions to a wider float keep registers.
+        self._raw: dict[int, tuple[ir.Value, ir.Value, str]] = {}
         self._places: tuple[dict[tuple[str, Dim], Place], ...] = ()  # hoisted addresses of the enclosing loops
 
     # --- addresses ---
@@ -276,20 +277,24 @@ class ScalarEmitter(BodyEmitter):
                 low, high = bounds(expr)
                 if low is not None and high is not None and 0 <= low <= high < DTYPES[x.dtype].bits:
                     return _SHIFTS[fn](self.builder, done[id(x)], done[id(by)])
-            case Apply(fn="bitcast", args=(x,), dtype=dtype) if id(done[id(x)]) in self._raw and kind_of(dtype) in "iu":
+            case Apply("bitcast", (x,), to) if kind_of(to) in "iu" and self._has_bits(done[id(x)], x.dtype):
                 return self._raw[id(done[id(x)])][0]
             case Load(buffer=buffer, index=index) if kind_of(buffer.dtype) == "f" and size_of(buffer.dtype) > 1:
                 raw = self.builder.load(self._element_address(buffer, index), typ=ir.IntType(8 * size_of(buffer.dtype)))
                 value = _float_register_of_bits(self.builder, raw, buffer.dtype)
-                self._raw[id(value)] = raw, value
+                self._raw[id(value)] = raw, value, buffer.dtype
                 return value
         return super()._emit_scalar_node(node, done)
+
+    def _has_bits(self, register: object, dtype: str) -> bool:
+        """Return True if a register is a float of ``dtype`` that was loaded with its bits."""
+        return id(register) in self._raw and self._raw[id(register)][2] == dtype
 
     def _emit_store(self, stmt: Store) -> None:
         """Emit a store; a float that is only moved is stored as its bits."""
         if isinstance(stmt.value, Var | Load) and not stmt.reduce:
             value = self.scalar(stmt.value)
-            if id(value) in self._raw:
+            if self._has_bits(value, stmt.buffer.dtype):
                 self.builder.store(self._raw[id(value)][0], self._element_address(stmt.buffer, stmt.index))
                 return
         super()._emit_store(stmt)
