@@ -19,6 +19,13 @@ from aotc.targets import TARGETS
 
 pytestmark = pytest.mark.cpu
 
+
+@pytest.fixture(autouse=True)
+def no_direct_vectors(monkeypatch):
+    """Leave all loops to LLVM: plain maps are otherwise emitted as vectors."""
+    monkeypatch.setattr("aotc.kernels.cpu.compile.vector_loops", lambda *_: None)
+
+
 X86, ARM = TARGETS["cpu:x86-64-v4"], TARGETS["cpu:aarch64"]
 
 

@@ -101,7 +101,7 @@ class _Hoister:
             return places[constant.value]
 
         for op in [*_operations_outside_manual_computations(function.operation)]:
-            if op.name == "stablehlo.constant" and is_large(op.attributes["value"]):
+            if op.name == "stablehlo.constant" and _is_readable(op) and is_large(op.attributes["value"]):
                 op.results[0].replace_all_uses_with(argument(HoistedConstant(op.attributes["value"], op.location)))
                 op.erase()
             elif op.name == "func.call" and (needed := self._hoisted_of(op)):
@@ -121,6 +121,12 @@ class _Hoister:
         if name not in self._done:
             self._done[name] = self.hoist(self._functions[name])
         return self._done[name]
+
+
+def _is_readable(op: ir.Operation) -> bool:
+    """Return True unless the constant is complex: MLIR's Python bindings cannot return such elements."""
+    kind = op.results[0].type
+    return isinstance(kind, ir.RankedTensorType) and not isinstance(kind.element_type, ir.ComplexType)
 
 
 def is_large(value: ir.Attribute) -> bool:
