@@ -1,6 +1,8 @@
 """Optional passes are optional: what the required ones alone make of a model is right, beside XLA."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from jax import export
@@ -50,3 +52,11 @@ def test_programs_of_symbolic_sizes_with_required_passes_only_match_xla(program)
         arrays = [program.arrays(sizes)[n] for n in exported.module_kept_var_idx]
         want = run_xla(fetch(exported), arrays)
         compare(program, f"required passes {sizes}", module.invoke("main", *arrays), want)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float32", "bool", "complex64", "bfloat16"])
+def test_a_concatenation_of_empty_arrays_is_empty(dtype):
+    x = jnp.zeros((0, 3), dtype)
+    module = aotc.load(aotc.compile(lambda x, y: (jnp.concatenate([x, x]), -y), x, np.float32(2), **REQUIRED))
+    empty, negative = module(x, np.float32(2))
+    assert (empty.shape, empty.dtype, negative) == ((0, 3), x.dtype, -2)

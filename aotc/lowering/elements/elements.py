@@ -354,8 +354,8 @@ def _concatenated_element(self: Elements, op: Op, index: Index) -> tuple[Scalar,
             test = above[0] if above else below[0]
             chosen = Apply("select", (test, x, chosen), op.result.type.dtype)
             depth = max(depth, d) + 1
-    if chosen is None:
-        raise CompileError.at(op.loc, "concatenate of empty operands is read out of bounds")
+    if chosen is None:  # all operands are empty, and so is the result: nothing reads this element
+        return constant_scalar(0, op.result.type.dtype), 0
     return chosen, depth
 
 
