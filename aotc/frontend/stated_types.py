@@ -25,7 +25,7 @@ def check_results(state: ImportState, op: Any, what: str) -> None:
             actual = ", ".join(map(str, types)) or "nothing"
             expected = ", ".join(map(str, stated))
             message = f"result {n} of {what} is {actual}, but the model states {expected}"
-            state.fail(message, f"state {actual}, or convert the result with an op of its own")
+            state.fail(message, f"state {actual}, or convert the result with another op")
 
 
 def _types_agree(actual: TensorType, stated: TensorType, mapped: int) -> bool:

@@ -115,7 +115,7 @@ class GangModule:
         return await self._run(gang, partial(gang.step, name, array, state))
 
     def layouts(self, name: str) -> list[tuple[list[Layout], list[Layout]]]:
-        """Return how the arguments and the results of a function, or of each of its buckets, are cut."""
+        """Return the layouts of arguments and of results of a function, or of each of its buckets."""
         return self._running().layouts(name)
 
     def fixed_signatures(self, name: str) -> list[Signature]:

@@ -133,7 +133,7 @@ def kinds_of(source: Path) -> set[str]:
     manifests, reason = _read_manifests(source)
     kinds = _variant_kinds(manifests)
     if not kinds:
-        raise CallError("", "there is no bundle to make replicas for", f"{source}: {reason}")
+        raise CallError("", "no bundle can be read", f"{source}: {reason}")
     return kinds
 
 

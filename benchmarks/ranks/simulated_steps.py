@@ -55,7 +55,7 @@ class Times(NamedTuple):
 
 
 class Bench(NamedTuple):
-    """What all cases share: the sizes of a layer, the target and the cluster."""
+    """Parameters of all cases: the sizes of a layer, the target and the cluster."""
 
     sizes: llama.Sizes
     target: str
@@ -126,7 +126,7 @@ def fully_sharded(bench: Bench, gpus: int) -> Times:
 def pipeline(bench: Bench, gpus: int) -> Times:
     """Return the times of a training step in stages, a host each.
 
-    The stages are functions of their own: a microbatch forward and backward, and the update once a step. A step takes
+    Each stage has two functions: forward and backward of a microbatch, and the update once a step. A step takes
     ``microbatches + stages - 1`` microbatches (Narayanan et al., "Efficient large-scale language model training on GPU
     clusters using Megatron-LM", 2021). Each rank sends its activations to the next stage, and their gradients back;
     with overlap only those of the first microbatch are waited for.

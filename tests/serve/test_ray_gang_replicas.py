@@ -143,7 +143,7 @@ def child_ranks():
 
 
 def waits(process):
-    """Return how often a process has waited: a rank waits once in each call at least."""
+    """Return the number of waits of a process; a rank waits at least once per call."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("voluntary_ctxt_switches")).split()[1])
 

@@ -77,7 +77,7 @@ def _import_rng(state: ImportState, op: Any) -> None:
 
 
 def _random_bits(state: ImportState, dtype: str, shape: Sequence[Dim]) -> Value:
-    """Return bits from a generator of its own, whose key depends on the number of generators so far."""
+    """Return bits from a new generator; its key is derived from the number of generators so far."""
     state.session.generators += 1
     key = np.array([state.session.generators * GOLDEN % 2**64, 0], np.uint64)
     start = state.constant(key, TensorType("u64", (2,)))

@@ -1,7 +1,7 @@
 """Large constants of a program for several devices: arguments while XLA partitions it, and constants again after that.
 
-XLA's partitioner runs in a process of its own, which would get, copy and store each constant in the program's text. As
-arguments that are whole on each device they have a type only. A rank slices them, as it does with constants.
+XLA's partitioner runs in a child process, which would parse, copy and print each constant of the program. Replicated
+arguments have only a type there. Each rank slices them as it slices constants.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def check_partitioner(path: str) -> None:
 
 @cache
 def _fault_of_version(version: str) -> str:
-    """Return what is wrong with the partitioner, or an empty string; once for each process and version."""
+    """Return the partitioner's fault as text, empty if it has none; tested once per process and version."""
     key = sha256(f"{version}\0{_PROGRAM}".encode()).hexdigest()
     if read_cache_entry(_FOLDER, key) is not None:
         return ""
@@ -98,7 +98,7 @@ def _fault_of_layouts(reply: Mapping[str, Any]) -> str:
 
 
 def _fault_of_program(local: bytes) -> str:
-    """Return what is wrong with the collectives: one of each kind, with a type and groups that follow from the mesh."""
+    """Return the fault of the collectives, empty if each kind occurs once with the type and groups of the mesh."""
     try:
         module = ir.Module.parse(local)
     except ir.MLIRError as error:

@@ -141,18 +141,21 @@ def _recompute_for_parts(value: Value, part_values: Mapping[Value, Value], shape
     stack = [value]
     while stack:
         v = stack[-1]
-        op, number = b.definitions.get(v), splat_of(v, b.definitions)
         if v in recomputed:
             stack.pop()
-        elif number is not None:
-            recomputed[v] = b.constant(number, TensorType(v.type.dtype, tuple(shape)))
-        elif any(u not in recomputed for u in op.operands):  # type: ignore[union-attr]
-            stack += [u for u in op.operands if u not in recomputed]  # type: ignore[union-attr]
-        elif is_reshape_like(op):  # type: ignore[arg-type]
-            recomputed[v] = recomputed[op.operands[0]]  # type: ignore[union-attr]
+            continue
+        of_parts = TensorType(v.type.dtype, tuple(shape))
+        number = splat_of(v, b.definitions)
+        if number is not None:
+            recomputed[v] = b.constant(number, of_parts)
+            continue
+        op = b.definitions[v]
+        if waiting := [u for u in op.operands if u not in recomputed]:
+            stack += waiting
+        elif is_reshape_like(op):
+            recomputed[v] = recomputed[op.operands[0]]
         else:
-            operands = [recomputed[u] for u in op.operands]  # type: ignore[union-attr]
-            recomputed[v] = b.make(op.name, operands, op.attrs, TensorType(v.type.dtype, tuple(shape)))  # type: ignore[union-attr]
+            recomputed[v] = b.make(op.name, [recomputed[u] for u in op.operands], op.attrs, of_parts)
     return recomputed[value]
 
 

@@ -164,7 +164,7 @@ class BaseGang(NamedFunctions, ABC):
         return [function.signature for function in self._fixed_functions(name)]
 
     def layouts(self, name: str) -> list[tuple[list[Layout], list[Layout]]]:
-        """Return how the arguments and the results of a function, or of each of its buckets, are cut."""
+        """Return the layouts of arguments and of results of a function, or of each of its buckets."""
         found = []
         for function in self._fixed_functions(name):
             arguments, results = ([layout_and_shapes(row)[0] for row in rows] for rows in function.part_rows)

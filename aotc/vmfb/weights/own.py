@@ -221,7 +221,7 @@ def bundle_with_weights(data: Any, values: Mapping[str, Any], file: str = "") ->
 
 
 def refuse_unbound_bundle(opened: OpenedBundle) -> None:
-    """Refuse a bundle that cannot have weights of its own.
+    """Refuse a bundle that cannot store weights.
 
     Raises
     ------
@@ -230,7 +230,7 @@ def refuse_unbound_bundle(opened: OpenedBundle) -> None:
     """
     if "mesh" in opened.manifest:
         hint = "aotc shard-weights, and aotc.load(bundle, weights=FOLDER)"
-        raise BundleError(opened.where, "a bundle for several ranks has no weights of its own", hint=hint)
+        raise BundleError(opened.where, "a bundle for several ranks stores no weights", hint=hint)
     for variant in opened.manifest["variants"]:
         weight_places_of(opened.manifest, variant, opened.where)
 

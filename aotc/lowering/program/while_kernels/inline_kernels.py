@@ -114,7 +114,7 @@ class InlinedKernelRenamer:
         """Return the statement ``s`` with buffers and names replaced; short loops become unrolled ones."""
         match s:
             case For(var, begin, end, body, kind, step):
-                # An inlined kernel has no grid of its own: its parallel loop becomes serial.
+                # An inlined kernel has no grid, so its parallel loop becomes serial.
                 short = kind != "thread" and begin == 0 and step == 1 and UNROLLED_STEPS.holds(end)
                 kind = "unroll" if short else "serial" if kind == "parallel" else kind
                 return For(
