@@ -193,8 +193,8 @@ def tune(
     """Search compiler decisions that make a bundle faster on this machine, and compile it with them.
 
     An interrupt (Ctrl-C) ends the search early, and what it has found is the result. Results of each candidate are
-    compared with XLA's on the same arguments. With the returned record, later
-    compilations make the same choices, for this model or for others on the same target.
+    compared with XLA's on the same arguments. With the returned record, later compilations make the same choices, for
+    this model or for others on the same target.
 
     Parameters
     ----------

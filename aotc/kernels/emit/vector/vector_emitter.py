@@ -10,7 +10,6 @@ from llvmlite import ir
 from aotc.diagnostics import InternalError
 from aotc.ir.dims.algebra import Dim, bounds, sym
 from aotc.ir.dims.symbols import symbols
-from aotc.ir.loop.access import scalars_in, statement_scalars
 from aotc.ir.loop.ir import Apply, Buffer, For, Kernel, Let, Load, Scalar, Stmt, Store, Var, walk
 from aotc.ir.opset import COMPARISONS
 from aotc.kernels.emit.body import EmitTile
@@ -84,9 +83,7 @@ class VectorEmitter(ScalarEmitter):
 
     def _invariant_vector_loads(self, made: VectorLoop) -> list[Load]:
         """Return the vector loads of a loop from read-only buffers whose addresses are computable at this point."""
-        inner = [
-            x for x in scalars_in(x for s in made.loop.body for x in statement_scalars(s)) if id(x) in made.differing
-        ]
+        inner = [x for x in made.scalars() if id(x) in made.differing]
         loads = [x for x in inner if isinstance(x, Load) and x.buffer.name in self._constant]
         return [
             x
@@ -120,7 +117,7 @@ def _first_element_offset(made: VectorLoop, buffer: Buffer, index: tuple[Dim, ..
 def _may_defer_stores(made: VectorLoop, registers: int) -> bool:
     """Return True if the stored vectors of a short loop fit registers, and no iteration loads what it has stored."""
     stored = [s.buffer.name for s in made.loop.body if isinstance(s, Store)]
-    loads = [x for x in scalars_in(x for s in made.loop.body for x in statement_scalars(s)) if isinstance(x, Load)]
+    loads = [x for x in made.scalars() if isinstance(x, Load)]
     vectors = len(list(made.vector_pieces())) * len(stored)
     return vectors <= registers // 2 and not any(x.buffer.name in stored for x in loads)
 

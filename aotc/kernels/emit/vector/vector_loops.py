@@ -71,6 +71,10 @@ class VectorLoop:
             yield at, lanes
             at += lanes
 
+    def scalars(self) -> list[Scalar]:
+        """Return all scalar expressions of an iteration, with their parts."""
+        return scalars_in(x for s in self.loop.body for x in statement_scalars(s))
+
     @property
     def vectors_per_iteration(self) -> int:
         """Return the number of vectors of an iteration of the vector loop."""
@@ -120,8 +124,8 @@ def _is_plain_map(kernel: Kernel) -> bool:
 
 def _has_invariant_choice(made: VectorLoop) -> bool:
     """Return True if a loop selects by a loop-invariant condition: LLVM makes two loops, which load only one side."""
-    scalars = scalars_in(x for s in made.loop.body for x in statement_scalars(s))
-    return any(isinstance(x, Apply) and x.fn == "select" and id(x.args[0]) not in made.differing for x in scalars)
+    choices = [x for x in made.scalars() if isinstance(x, Apply) and x.fn == "select"]
+    return any(id(x.args[0]) not in made.differing for x in choices)
 
 
 def _computes_expensive_functions(scalars: Sequence[Scalar]) -> bool:
